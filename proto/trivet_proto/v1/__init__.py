@@ -1,0 +1,1 @@
+"""Stubs generated from `proto/trivet/v1` by `proto/generate.py`."""
