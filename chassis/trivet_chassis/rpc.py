@@ -203,6 +203,8 @@ def _guard_stream(inner: Callable[..., Any], method: str) -> Callable[..., Async
 async def _end(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str) -> None:
     if isinstance(error, TrivetError):
         await abort(context, error)
+    if isinstance(error, NotImplementedError):  # what generated servicers raise for methods without a handler
+        await abort(context, TrivetError(ErrorKind.UNIMPLEMENTED, f"{method} is not served here"))
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError | asyncio.CancelledError):
         raise error
     logger.error("%s failed", method, exc_info=error)

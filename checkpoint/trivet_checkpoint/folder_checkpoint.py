@@ -1,0 +1,153 @@
+"""A checkpoint out of a Hugging Face folder: config.json, tokenizer.json, safetensors (sharded or not) and their company."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from trivet_proto.errors import invalid
+
+from trivet_checkpoint.checkpoint import Checkpoint, SpecialTokens, TensorRecord
+from trivet_checkpoint.quantization import FORMATS
+
+INDEX = "model.safetensors.index.json"
+LONGEST_HEADER = 256 * 1024 * 1024
+DTYPES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
+
+
+class _TensorEntry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def open_folder(path: Path) -> Checkpoint:
+    """Raises INVALID_ARGUMENT with the file's name when one is missing or broken."""
+    config = _normalise(_read_json(path / "config.json"), path)
+    generation_config = _read_json(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
+    tokenizer_config = _read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
+    tokenizer = path / "tokenizer.json"
+    if not tokenizer.exists():
+        raise invalid(f"{path}: tokenizer.json is missing; save the model's fast tokenizer there")
+    vocabulary = _added_ids(tokenizer)
+    config.setdefault("_name", path.resolve().name)
+    return Checkpoint(
+        path=path,
+        format="safetensors",
+        config=config,
+        generation_config=generation_config,
+        tokenizer_config=tokenizer_config,
+        special_tokens=_special_tokens(config, generation_config, tokenizer_config, vocabulary),
+        chat_template=_chat_template(path, tokenizer_config),
+        tensors=_records(path),
+        build_tokenizer=tokenizer.read_bytes,
+    )
+
+
+def _normalise(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """One spelling for what newer and older configs spell differently."""
+    for key in ("vocab_size", "max_position_embeddings"):
+        if not isinstance(config.get(key), int):
+            raise invalid(f"{path / 'config.json'}: {key} is missing")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if "rope_theta" in rope:
+        config["rope_theta"] = rope["rope_theta"]
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    config["rope_scaling"] = {**rope, "rope_type": kind} if kind != "default" else None
+    return config
+
+
+def _records(path: Path) -> dict[str, TensorRecord]:
+    index = path / INDEX
+    if index.exists():
+        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+        files = [path / name for name in names]
+    else:
+        files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise invalid(f"{path}: no safetensors files; weights in other formats are not read")
+    records: dict[str, TensorRecord] = {}
+    for file in files:
+        records.update(_read_header(file))
+    return records
+
+
+def _read_header(file: Path) -> dict[str, TensorRecord]:
+    try:
+        total = file.stat().st_size
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > min(LONGEST_HEADER, total - 8):
+                raise invalid(f"{file} is no safetensors file or is cut off: its header claims {length} bytes of {total}")
+            header = msgspec.json.decode(stream.read(length), type=dict[str, Any])
+    except OSError as error:
+        raise invalid(f"{file} cannot be read: {error.strerror}") from error
+    except (struct.error, msgspec.DecodeError) as error:
+        raise invalid(f"{file} is no safetensors file: its header cannot be read") from error
+    header.pop("__metadata__", None)
+    return {name: _place(file, name, entry, 8 + length, total) for name, entry in header.items()}
+
+
+def _place(file: Path, name: str, raw: object, start: int, total: int) -> TensorRecord:
+    try:
+        entry = msgspec.convert(raw, _TensorEntry)
+    except msgspec.ValidationError as error:
+        raise invalid(f"{file}: the description of tensor {name} is broken: {error}") from error
+    begin, end = entry.data_offsets
+    kind = DTYPES.get(entry.dtype, entry.dtype)
+    if not 0 <= begin <= end or start + end > total:
+        raise invalid(f"{file}: tensor {name} lies past the file's end: it is cut off; fetch it again")
+    count = 1
+    for length in entry.shape:
+        count *= length
+    if kind in FORMATS and FORMATS[kind].size_of(count) != end - begin:
+        raise invalid(f"{file}: tensor {name} of {entry.shape} {kind} takes {FORMATS[kind].size_of(count)} bytes, it has {end - begin}")
+    return TensorRecord(name, kind, tuple(entry.shape), file, start + begin, end - begin)
+
+
+def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.exists():
+        return file.read_text()
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(
+    config: dict[str, Any], generation_config: dict[str, Any], tokenizer_config: dict[str, Any], vocabulary: dict[str, int]
+) -> SpecialTokens:
+    def text(name: str) -> str | None:
+        token = tokenizer_config.get(f"{name}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        return token if isinstance(token, str) else None
+
+    def token_id(name: str) -> int | None:
+        value = config.get(f"{name}_token_id")
+        return value if isinstance(value, int) else vocabulary.get(text(name) or "")
+
+    ends: list[int] = []
+    for value in (generation_config.get("eos_token_id"), config.get("eos_token_id"), vocabulary.get(text("eos") or "")):
+        ends += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+    return SpecialTokens(
+        token_id("bos"), token_id("pad"), token_id("unk"), tuple(dict.fromkeys(ends)), text("bos"), text("eos"), text("pad"), text("unk")
+    )
+
+
+def _added_ids(tokenizer: Path) -> dict[str, int]:
+    document = _read_json(tokenizer)
+    return {entry["content"]: entry["id"] for entry in document.get("added_tokens", [])}
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        document = msgspec.json.decode(file.read_bytes())
+    except OSError as error:
+        raise invalid(f"{file} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise invalid(f"{file} is no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise invalid(f"{file}: expected a JSON object")
+    return document
