@@ -1,0 +1,1 @@
+"""The scheduler: requests, queues, continuous batching, KV accounting, replicas. Tokens, no text and no tensors."""
