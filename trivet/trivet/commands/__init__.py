@@ -1,0 +1,18 @@
+"""The subcommands of `trivet`, one file each; a command takes its arguments and returns an exit code."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trivet.commands import config, serve
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    summary: str
+    run: Callable[[Sequence[str]], int]
+
+
+COMMANDS: Mapping[str, Command] = {
+    "serve": Command("serve a model on this machine: the three services, started and looked after", serve.run),
+    "config": Command("print the settings that `trivet serve` with the same flags would use, and where each comes from", config.run),
+}

@@ -1,0 +1,1 @@
+"""One machine, three services: what to start (`plan`), and looking after it (`supervisor`)."""

@@ -1,0 +1,38 @@
+"""What a launch starts, as data: which processes, with which arguments and environment, and where each is asked for its health.
+
+`planning.py` makes it out of settings; the supervisor lives by it and knows nothing else of the services.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessPlan:
+    """One child process. `description` is its settings with their origins, for people."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    health: str
+    stop_within_s: float
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """Where callers reach the deployment."""
+
+    host: str
+    port: int
+    uds: str
+    grpc_listen: str
+    api_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """`processes` in the order of starting; stopping goes the other way, so that the frontend drains first."""
+
+    processes: tuple[ProcessPlan, ...]
+    gateway: Gateway
