@@ -281,6 +281,9 @@ class Scheduler:
             if self._is_blocked(replica, request):
                 self.waiting.block(request)
                 continue
+            if request.num_tokens > self.capacity_tokens:  # it came before any replica had said its size
+                self.fail(request, self._too_long(request.num_tokens))
+                continue
             hit = self._lookup(replica, request)
             if len(self.replicas) > 1 and self._best_replica(request) is not replica:
                 self.waiting.remove(request)
@@ -317,6 +320,7 @@ class Scheduler:
         request.named_blocks = len(hit.blocks)
         self.table.blocks[slot] = total
         self.table.computed[slot] = self.table.durable[slot] = hit.num_tokens
+        self.table.limit[slot] = min(self.table.limit[slot], kv.capacity_tokens + 1)
         request.status = Status.RUNNING
         request.worker_handle = replica.next_handle()
         if request.cached_tokens is None:
@@ -581,7 +585,11 @@ class Scheduler:
             pending = int(np.maximum(self.table.tokens[slots] - self.table.computed[slots], 0).sum()) + len(slots)
             return pending + request.num_tokens - self._lookup(replica, request).num_tokens
 
-        open_replicas = [replica for replica in self.replicas if len(replica.running) < replica.limits.max_num_seqs]
+        open_replicas = [
+            replica
+            for replica in self.replicas
+            if len(replica.running) < replica.limits.max_num_seqs and request.num_tokens <= replica.kv.capacity_tokens
+        ]
         return min(open_replicas or self.replicas, key=load)
 
     def _blocks_reserved(self, replica: Replica) -> int:
@@ -604,19 +612,21 @@ class Scheduler:
                 f"the prompt has {prompt} tokens and max_tokens is {wanted}, together more than the context of {max_model_len} tokens",
                 "max_tokens",
             )
-        capacity = self.capacity_tokens
-        if capacity and prompt > capacity:
-            blocks = -(-prompt // (self.replicas[0].kv.block_size))
-            raise invalid(
-                f"the prompt of {prompt} tokens needs {blocks} KV blocks; the cache holds {capacity} tokens. "
-                "Shorten it, or start the worker with more KV blocks",
-                "prompt",
-            )
+        if self.replicas and prompt > self.capacity_tokens:
+            raise self._too_long(prompt)
         waiting = len(self.waiting)
         if waiting + spec.num_children > self.settings.max_waiting_requests:
             raise self._overloaded(f"{waiting} requests wait already, at most {self.settings.max_waiting_requests} may")
         if waiting and self.waiting.num_uncached_tokens + prompt * spec.num_children > self.settings.max_waiting_tokens:
             raise self._overloaded(f"the prompts that wait already and this one exceed {self.settings.max_waiting_tokens} tokens")
+
+    def _too_long(self, num_tokens: int) -> TrivetError:
+        blocks = -(-num_tokens // self.replicas[0].kv.block_size)
+        return invalid(
+            f"the prompt of {num_tokens} tokens needs {blocks} KV blocks; the cache holds {self.capacity_tokens} tokens. "
+            "Shorten it, or start the worker with more KV blocks",
+            "prompt",
+        )
 
     def _overloaded(self, message: str) -> TrivetError:
         return TrivetError(ErrorKind.OVERLOADED, message, retry_after_ms=RETRY_AFTER_MS)
