@@ -1,5 +1,9 @@
-"""Structured logs: text on a terminal, JSON otherwise, with the id of the request at hand on every record."""
+"""Structured logs: text on a terminal, JSON otherwise, with the id of the request at hand on every record.
 
+What users send may end up in a message: control characters are escaped, so that nobody forges a line or drives a terminal.
+"""
+
+import json
 import logging
 import sys
 from contextvars import ContextVar
@@ -14,6 +18,8 @@ LogFormat = Literal["auto", "text", "json"]
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "request_id", "taskName"}
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_TRACE_INDENT = "\n    "
 
 
 def configure_logging(service: str, level: LogLevel = "info", format: LogFormat = "auto") -> None:
@@ -21,6 +27,7 @@ def configure_logging(service: str, level: LogLevel = "info", format: LogFormat 
     handler = logging.StreamHandler(sys.stderr)
     text = format == "text" or (format == "auto" and sys.stderr.isatty())
     handler.setFormatter(TextFormatter(service) if text else JsonFormatter(service))
+    handler.addFilter(_add_request_id)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -28,7 +35,7 @@ def configure_logging(service: str, level: LogLevel = "info", format: LogFormat 
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:01 scheduler INFO  trivet_scheduler.server: ready [request abc] key=value`."""
+    """`12:00:01 scheduler INFO    trivet_scheduler.server: ready [request abc] key=value`; further lines are indented."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -37,12 +44,13 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         line = f"{when} {self._service:<9} {record.levelname:<7} {record.name}: {record.getMessage()}"
-        if request_id.get():
-            line += f" [request {request_id.get()}]"
+        request = _request_of(record)
+        if request:
+            line += f" [request {request}]"
         line += "".join(f" {key}={value}" for key, value in _extras(record).items())
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return line
+        for trace in _traces(self, record).values():
+            line += "\n" + trace
+        return line.translate(_ESCAPES).replace("\n", _TRACE_INDENT)
 
 
 class JsonFormatter(logging.Formatter):
@@ -60,12 +68,33 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if request_id.get():
-            entry["request_id"] = request_id.get()
-        entry.update(_extras(record))
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(entry, enc_hook=str).decode()
+        request = _request_of(record)
+        if request:
+            entry["request_id"] = request
+        entry |= _traces(self, record)
+        entry = _extras(record) | entry  # an extra field never hides what the line says of itself
+        try:
+            return msgspec.json.encode(entry, enc_hook=str).decode()
+        except (TypeError, ValueError, OverflowError):  # half a surrogate pair, a key that is no text, an endless number
+            return json.dumps({str(key): value for key, value in entry.items()}, default=str, skipkeys=True)
+
+
+def _add_request_id(record: logging.LogRecord) -> bool:
+    record.request_id = request_id.get()
+    return True
+
+
+def _request_of(record: logging.LogRecord) -> str:
+    return str(getattr(record, "request_id", "") or request_id.get())
+
+
+def _traces(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, str]:
+    traces = {}
+    if record.exc_info:
+        traces["exception"] = formatter.formatException(record.exc_info)
+    if record.stack_info:
+        traces["stack"] = formatter.formatStack(record.stack_info)
+    return traces
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:

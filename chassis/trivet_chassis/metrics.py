@@ -1,24 +1,35 @@
 """`/metrics` and the three kinds of health over plain HTTP, for services that have no web framework.
 
-A small server: GET only, one request a connection, bounded head, bounded time. The registry belongs to the service; nothing is global.
+A small server: GET and HEAD only, one request a connection, bounded in size, time and connections. The registry belongs to the service;
+nothing is global. Live means that the loop turns (this answers); ready is the service's own word.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import CollectorRegistry, Gauge, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from trivet_proto.errors import ErrorKind, TrivetError
+from trivet_proto.errors import invalid
 
 from trivet_chassis.addresses import Address, parse_address
-from trivet_chassis.sockets import claim, release
+from trivet_chassis.sockets import Identity, claim, identity_of, release
 
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024
 HEAD_TIMEOUT_S = 5.0
+WRITE_TIMEOUT_S = 10.0
+MAX_CONNECTIONS = 64
+_LINGER_BYTES = 64 * 1024
+_LINGER_S = 0.5
+
+_TEXT = "text/plain; charset=utf-8"
+_PATHS = ("/metrics", "/health", "/health/live", "/health/ready")
 
 
 def create_registry(service: str) -> CollectorRegistry:
@@ -38,8 +49,30 @@ def software_version() -> str:
         return "unknown"
 
 
+@dataclass(frozen=True, slots=True)
+class _Response:
+    status: HTTPStatus
+    body: bytes
+    content_type: str = _TEXT
+    headers: tuple[str, ...] = ()
+    head_only: bool = False
+
+    def encode(self) -> bytes:
+        lines = [
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}",
+            f"Content-Type: {self.content_type}",
+            f"Content-Length: {len(self.body)}",
+            "Connection: close",
+            *self.headers,
+        ]
+        return "\r\n".join([*lines, "", ""]).encode() + (b"" if self.head_only else self.body)
+
+
 class MetricsServer:
-    """Serves a registry. `ready` says whether a request sent now would be served; an empty address serves nothing."""
+    """Serves a registry. `ready` says whether a request sent now would be served; an empty address serves nothing.
+
+    `refresh` runs before each scrape, to set gauges that cost something.
+    """
 
     def __init__(
         self, listen: str, registry: CollectorRegistry, *, ready: Callable[[], bool], refresh: Callable[[], None] | None = None
@@ -49,6 +82,8 @@ class MetricsServer:
         self._ready = ready
         self._refresh = refresh
         self._server: asyncio.Server | None = None
+        self._socket_file: Identity | None = None
+        self._connections: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> Address | None:
@@ -58,60 +93,94 @@ class MetricsServer:
         return Address(host=self._address.host, port=self._server.sockets[0].getsockname()[1])
 
     async def start(self) -> None:
+        """Listen. Raises INVALID_ARGUMENT when the address is taken."""
         if self._address is None:
             return
         try:
             if self._address.is_unix:
                 claim(self._address.path)
-                self._server = await asyncio.start_unix_server(self._handle, self._address.path, limit=MAX_HEAD_BYTES)
+                self._server = await asyncio.start_unix_server(self._accept, self._address.path, limit=MAX_HEAD_BYTES)
+                self._socket_file = identity_of(self._address.path)
             else:
-                self._server = await asyncio.start_server(self._handle, self._address.host, self._address.port, limit=MAX_HEAD_BYTES)
+                self._server = await asyncio.start_server(self._accept, self._address.host, self._address.port, limit=MAX_HEAD_BYTES)
         except OSError as error:
-            raise TrivetError(
-                ErrorKind.INVALID_ARGUMENT, f"metrics_listen: cannot listen on {self._address}: {error.strerror}", param="metrics_listen"
-            ) from error
+            raise invalid(f"metrics_listen: cannot listen on {self._address}: {error.strerror or error}", "metrics_listen") from error
 
     async def stop(self) -> None:
+        """Close the listener and every connection."""
         if self._server is None or self._address is None:
             return
         self._server.close()
+        connections = list(self._connections)
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
         await self._server.wait_closed()
         self._server = None
         if self._address.is_unix:
-            release(self._address.path)
+            release(self._address.path, self._socket_file)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._handle(reader, writer), name="metrics connection")
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            status, kind, body = await self._answer(reader)
-            head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-            writer.write(head.encode() + body)
-            await writer.drain()
-        except (ConnectionError, TimeoutError):
-            pass
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                response = await self._answer(reader)
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    writer.write(response.encode())
+                    await writer.drain()
+                    await _linger(reader, writer)
         finally:
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
-        text = "text/plain; charset=utf-8"
+    async def _answer(self, reader: asyncio.StreamReader) -> _Response:
+        if len(self._connections) > MAX_CONNECTIONS:
+            return _Response(HTTPStatus.SERVICE_UNAVAILABLE, b"too many connections\n", headers=("Retry-After: 1",))
         try:
             async with asyncio.timeout(HEAD_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
+        except TimeoutError:
+            return _Response(HTTPStatus.REQUEST_TIMEOUT, b"the head did not come\n")
         except asyncio.LimitOverrunError:
-            return "431 Request Header Fields Too Large", text, b"the head is over 16 KiB\n"
+            return _Response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the head is over 16 KiB\n")
         except asyncio.IncompleteReadError:
-            return "400 Bad Request", text, b"the head is not complete\n"
-        words = head.split(b"\r\n", 1)[0].split(b" ")
-        if len(words) != 3 or not words[2].startswith(b"HTTP/1"):
-            return "400 Bad Request", text, b"not HTTP/1\n"
-        if words[0] not in (b"GET", b"HEAD"):
-            return "405 Method Not Allowed", text, b"GET only\n"
-        path = words[1].split(b"?", 1)[0]
-        if path == b"/metrics":
+            return _Response(HTTPStatus.BAD_REQUEST, b"the head is not complete\n")
+        try:
+            return self._respond(head)
+        except Exception:
+            logger.exception("the answer to a metrics or health request failed")
+            return _Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"an internal error; the log has it\n")
+
+    def _respond(self, head: bytes) -> _Response:
+        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1") or not words[1].startswith("/"):
+            return _Response(HTTPStatus.BAD_REQUEST, b"not HTTP/1\n")
+        method, path = words[0], words[1].split("?", 1)[0]
+        if path not in _PATHS:
+            return _Response(HTTPStatus.NOT_FOUND, (", ".join(_PATHS) + "\n").encode(), head_only=method == "HEAD")
+        if method not in ("GET", "HEAD"):
+            return _Response(HTTPStatus.METHOD_NOT_ALLOWED, b"GET only\n", headers=("Allow: GET, HEAD",))
+        head_only = method == "HEAD"
+        if path == "/metrics":
             if self._refresh is not None:
                 self._refresh()
-            return "200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry)
-        if path == b"/health/live":
-            return "200 OK", text, b"live\n"
-        if path in (b"/health", b"/health/ready"):
-            return ("200 OK", text, b"ready\n") if self._ready() else ("503 Service Unavailable", text, b"not ready\n")
-        return "404 Not Found", text, b"/metrics, /health, /health/live, /health/ready\n"
+            return _Response(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_LATEST, head_only=head_only)
+        if path == "/health/live":
+            return _Response(HTTPStatus.OK, b"live\n", head_only=head_only)
+        if self._ready():
+            return _Response(HTTPStatus.OK, b"ready\n", head_only=head_only)
+        return _Response(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n", head_only=head_only)
+
+
+async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read what the client still sends, a little of it: closing over unread bytes would reset the connection and lose our answer."""
+    if writer.can_write_eof():
+        writer.write_eof()
+    left = _LINGER_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while left > 0 and (chunk := await reader.read(left)):
+                left -= len(chunk)

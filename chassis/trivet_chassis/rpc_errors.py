@@ -1,0 +1,161 @@
+"""Errors over gRPC, both ways: what a handler raises becomes a status with our error in its trailing metadata, and a `TrivetError` again.
+
+`ErrorInterceptor` also puts the caller's request id (metadata `x-request-id`, or one of our own making) on everything the call logs.
+An exception that nobody foresaw is logged here, with its traceback; the caller gets INTERNAL and the request id, nothing else.
+"""
+
+import logging
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from trivet_proto.errors import ErrorKind, TrivetError
+from trivet_proto.v1 import types_pb2
+
+from trivet_chassis.logging import request_id
+
+logger = logging.getLogger(__name__)
+
+ERROR_KEY = "trivet-error-bin"
+REQUEST_ID_KEY = "x-request-id"
+LONGEST_REQUEST_ID = 128
+
+MAX_ERROR_TEXT_BYTES = 1024
+"""The text travels twice, in status and metadata, and may grow threefold in the status: gRPC takes 8 KiB of both together."""
+
+_UNSERVED = "Method not implemented!"  # what generated servicers raise for a method without a handler
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Code = grpc.StatusCode
+_KINDS_OF_BARE_STATUS = {
+    _Code.INVALID_ARGUMENT: ErrorKind.INVALID_ARGUMENT,
+    _Code.OUT_OF_RANGE: ErrorKind.INVALID_ARGUMENT,
+    _Code.NOT_FOUND: ErrorKind.NOT_FOUND,
+    _Code.ALREADY_EXISTS: ErrorKind.ALREADY_EXISTS,
+    _Code.UNAUTHENTICATED: ErrorKind.UNAUTHENTICATED,
+    _Code.PERMISSION_DENIED: ErrorKind.PERMISSION_DENIED,
+    _Code.RESOURCE_EXHAUSTED: ErrorKind.TOO_LARGE,  # gRPC's own message limit
+    _Code.UNAVAILABLE: ErrorKind.UNAVAILABLE,
+    _Code.DEADLINE_EXCEEDED: ErrorKind.DEADLINE_EXCEEDED,
+    _Code.CANCELLED: ErrorKind.CANCELLED,
+    _Code.UNIMPLEMENTED: ErrorKind.UNIMPLEMENTED,
+    _Code.FAILED_PRECONDITION: ErrorKind.FAILED_PRECONDITION,
+    _Code.ABORTED: ErrorKind.ABORTED,
+}
+
+
+def error_of(failure: grpc.aio.AioRpcError) -> TrivetError:
+    """The error that the other side raised, or the nearest kind for a status of gRPC's own."""
+    for key, value in failure.trailing_metadata() or ():
+        if key == ERROR_KEY and isinstance(value, bytes):
+            try:
+                return TrivetError.from_proto(types_pb2.Error.FromString(value))
+            except DecodeError:
+                break  # a stranger's metadata: the status has to do
+    kind = _KINDS_OF_BARE_STATUS.get(failure.code(), ErrorKind.INTERNAL)
+    return TrivetError(kind, failure.details() or failure.code().name)
+
+
+async def abort(context: _Context, error: TrivetError) -> None:
+    """End the call with the error's status and the error itself in the trailing metadata. Always raises gRPC's AbortError."""
+    message = error.to_proto()
+    message.message = _shortened(error.message)
+    await context.abort(error.appearance.grpc_status, message.message, ((ERROR_KEY, message.SerializeToString()),))
+
+
+def request_id_metadata() -> tuple[tuple[str, str], ...]:
+    """Metadata for a call made on behalf of the request at hand, so that the other service logs the same id."""
+    current = request_id.get()
+    return ((REQUEST_ID_KEY, current),) if current else ()
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Maps what handlers raise; gives each call a request id."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        if handler.response_streaming:
+            wrap = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+            inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
+            return wrap(_guard_stream(inner, method), handler.request_deserializer, handler.response_serializer)
+        wrap = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
+        return wrap(_guard_unary(inner, method), handler.request_deserializer, handler.response_serializer)
+
+
+def _guard_unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    async def call(request: Any, context: _Context) -> Any:
+        _take_request_id(context)
+        try:
+            return await inner(request, context)
+        except Exception as error:
+            await _end(context, error, method)
+
+    return call
+
+
+def _guard_stream(inner: Callable[..., Any], method: str) -> Callable[..., Any]:
+    # Not a generator: a call that is cancelled while a message is being written would leave a generator to the garbage collector,
+    # and the handler's own clean-up with it.
+    async def call(request: Any, context: _Context) -> None:
+        _take_request_id(context)
+        try:
+            answers = inner(request, context)
+            if hasattr(answers, "__aiter__"):
+                await _write_all(answers, context)
+            else:
+                await answers  # a handler that writes by itself
+        except Exception as error:
+            await _end(context, error, method)
+
+    return call
+
+
+async def _write_all(answers: AsyncIterator[Any], context: _Context) -> None:
+    if not isinstance(answers, AsyncGenerator):
+        async for answer in answers:
+            await context.write(answer)
+        return
+    async with aclosing(answers) as closing:
+        async for answer in closing:
+            await context.write(answer)
+
+
+async def _end(context: _Context, error: Exception, method: str) -> None:
+    if isinstance(error, TrivetError):
+        if error.appearance.http_status >= 500:
+            logger.warning("%s: %s: %s", method, error.kind.name, error.message)
+        await abort(context, error)
+    if isinstance(error, NotImplementedError) and str(error) == _UNSERVED:
+        await abort(context, TrivetError(ErrorKind.UNIMPLEMENTED, f"{method} is not served here"))
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    logger.error("%s failed", method, exc_info=error)
+    await abort(
+        context, TrivetError(ErrorKind.INTERNAL, f"an internal error; the service's log has it under request id {request_id.get()}")
+    )
+
+
+def _take_request_id(context: _Context) -> None:
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_KEY and isinstance(value, str) and value:
+            request_id.set(value[:LONGEST_REQUEST_ID])
+            return
+    request_id.set(uuid.uuid4().hex)
+
+
+def _shortened(text: str) -> str:
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= MAX_ERROR_TEXT_BYTES:
+        return encoded.decode()
+    return encoded[: MAX_ERROR_TEXT_BYTES - 3].decode(errors="ignore") + "…"
