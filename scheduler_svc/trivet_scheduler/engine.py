@@ -1,7 +1,7 @@
 """The engine: the core, the replicas that it drives and the sessions that it serves, on one event loop.
 
-It owns the pump: whenever something changed (a request came, a step was answered, a replica is ready) it schedules what can be scheduled, sends the
-steps, and only then hands out what is new, so that no worker waits for a frontend.
+It owns the pump: whenever something changed (a request came, a step was answered, a replica is ready) it schedules what can be
+scheduled, sends the steps, and only then hands out what is new, so that no worker waits for a frontend.
 """
 
 import asyncio
@@ -151,7 +151,7 @@ class Engine:
         for delta in self.core.take_deltas():
             owner = delta.request.owner
             if owner in self._sessions:
-                owner.take_delta(delta)  # type: ignore[attr-defined]
+                owner.take_delta(delta)
 
     async def expire_forever(self) -> None:
         """End late requests."""

@@ -1,7 +1,7 @@
 """One attached worker: its stream, its epoch, its heartbeats.
 
-Life: `Hello` → `Configure` (the KV cache to allocate) → `Ready` → steps. The link ends when the stream does, when three heartbeats are missing, when a
-step is older than the limit, or when the worker breaks the contract; the engine then requeues what ran there.
+Life: `Hello` → `Configure` (the KV cache to allocate) → `Ready` → steps. The link ends when the stream does, when three heartbeats are
+missing, when a step is older than the limit, or when the worker breaks the contract; the engine then requeues what ran there.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class WorkerLink:
                 steps_in_flight=max(1, hello.abilities.steps_in_flight),
             ),
         )
-        self._out: asyncio.Queue[worker_pb2.AttachResponse] = asyncio.Queue()
+        self._out: asyncio.Queue[worker_pb2.AttachResponse | None] = asyncio.Queue()
         self._heard_at = engine.clock.monotonic()
         self._busy_with = types_pb2.ACTIVITY_NONE
         self._ready = False
@@ -84,19 +84,14 @@ class WorkerLink:
 
     async def messages(self) -> AsyncIterator[worker_pb2.AttachResponse]:
         """What to send; a heartbeat when there is nothing else for a second. Ends when the link has ended."""
-        ended = asyncio.ensure_future(self.ended.wait())
-        try:
-            while not self.ended.is_set():
-                waiting = asyncio.ensure_future(self._out.get())
-                await asyncio.wait({waiting, ended}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
-                if waiting.done():
-                    yield waiting.result()
-                    continue
-                waiting.cancel()
-                if not self.ended.is_set():
-                    yield worker_pb2.AttachResponse(heartbeat=types_pb2.Heartbeat())
-        finally:
-            ended.cancel()
+        while True:
+            try:
+                message = self._out.get_nowait() if not self._out.empty() else await asyncio.wait_for(self._out.get(), HEARTBEAT_S)
+            except TimeoutError:
+                message = worker_pb2.AttachResponse(heartbeat=types_pb2.Heartbeat())
+            if message is None:
+                return
+            yield message
 
     # ---- up ----
 
@@ -160,6 +155,7 @@ class WorkerLink:
         if not self.ended.is_set():
             self.end_reason = reason
             self.ended.set()
+            self._out.put_nowait(None)
 
     async def watch(self) -> None:
         """End the link when the worker is silent or stuck."""

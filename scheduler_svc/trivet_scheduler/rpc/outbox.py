@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
+from trivet_proto.errors import TrivetError
 from trivet_proto.limits import MAX_STREAM_MESSAGE_BYTES
 from trivet_proto.packing import pack_f32, pack_i32, pack_u8, pack_u32
 from trivet_proto.v1 import engine_pb2, types_pb2
@@ -66,6 +67,11 @@ class Outbox:
             row.finish = FINISH_REASONS[delta.finish]
             row.stop_token = -1 if request.stop_token is None else request.stop_token
             row.error = None if request.error is None else request.error.to_proto()
+        self._wake.set()
+
+    def put_error(self, handle: int, error: TrivetError) -> None:
+        """A request that was refused: its one and only row."""
+        self._rows[handle] = Row(finish=types_pb2.FINISH_REASON_ERROR, error=error.to_proto())
         self._wake.set()
 
     def forget(self, handle: int) -> None:
