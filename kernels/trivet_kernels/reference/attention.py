@@ -1,0 +1,61 @@
+"""Paged attention on gathered keys and values.
+
+Decodes run as one padded batch; each longer query runs alone. Query heads that share a key/value head stand where query positions do, so
+grouped heads need no copy of the cache.
+"""
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from trivet_kernels.api import PagedBatch
+
+# Gathered keys and values of one padded decode batch, in elements: bounds memory when lengths differ much.
+MOST_GATHERED = 64 * 1024 * 1024
+
+
+def paged_attention(query: torch.Tensor, cache: torch.Tensor, batch: PagedBatch, scale: float) -> torch.Tensor:
+    output = torch.empty_like(query)
+    _decodes(query, cache, batch, scale, output)
+    for index in range(batch.num_decodes, len(batch.seq_lens)):
+        first, last = batch.query_starts[index], batch.query_starts[index + 1]
+        output[first:last] = _prefill(query[first:last], cache, batch.block_table[index], batch.seq_lens[index], scale)
+    return output
+
+
+def _decodes(query: torch.Tensor, cache: torch.Tensor, batch: PagedBatch, scale: float, output: torch.Tensor) -> None:
+    """Sequences of one query token each, the longest with the longest so that little is padded."""
+    _, kv_heads, block_size, content = cache.shape
+    heads, size = query.shape[1:]
+    order = sorted(range(batch.num_decodes), key=batch.seq_lens.__getitem__)
+    while order:
+        blocks = -(-batch.seq_lens[order[-1]] // block_size)
+        fitting = max(1, MOST_GATHERED // (blocks * block_size * kv_heads * content))
+        order, rows = order[:-fitting], torch.tensor(order[-fitting:])
+        table = batch.block_table[rows, :blocks]
+        gathered = cache[table].permute(0, 2, 1, 3, 4).reshape(len(rows), kv_heads, blocks * block_size, content)
+        keys, values = gathered[..., :size], gathered[..., size:]
+        # Without batch-dependent splits: a softmax over one row's own keys, padding at minus infinity.
+        grouped = query[rows].view(len(rows), kv_heads, heads // kv_heads, size)
+        scores = torch.matmul(grouped, keys.transpose(-1, -2)).float() * scale
+        positions = torch.arange(blocks * block_size)
+        hidden = positions >= batch.seq_lens_tensor[rows, None]
+        scores.masked_fill_(hidden[:, None, None, :], float("-inf"))
+        weights = torch.softmax(scores, dim=-1).to(query.dtype)
+        output[rows] = torch.matmul(weights, values).reshape(len(rows), heads, size)
+
+
+def _prefill(query: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, length: int, scale: float) -> torch.Tensor:
+    """One sequence of several query tokens, the last `len(query)` of its `length`."""
+    _, kv_heads, block_size, content = cache.shape
+    count, heads, size = query.shape
+    blocks = -(-length // block_size)
+    gathered = cache[table[:blocks]].transpose(0, 1).reshape(kv_heads, blocks * block_size, content)[:, :length]
+    keys, values = gathered[None, ..., :size], gathered[None, ..., size:]
+    states = query.transpose(0, 1)[None]
+    if count == length:
+        attended = scaled_dot_product_attention(states, keys, values, is_causal=True, scale=scale, enable_gqa=heads != kv_heads)
+    else:
+        positions = torch.arange(length - count, length)
+        visible = torch.arange(length)[None, :] <= positions[:, None]
+        attended = scaled_dot_product_attention(states, keys, values, attn_mask=visible, scale=scale, enable_gqa=heads != kv_heads)
+    return attended[0].transpose(0, 1)
