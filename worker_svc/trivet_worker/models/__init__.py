@@ -1,0 +1,1 @@
+"""Model architectures, by the name in a checkpoint's config."""

@@ -1,0 +1,84 @@
+"""Filling a model from a checkpoint, one tensor at a time, so that weights are never twice in memory.
+
+Every tensor the model needs must be there, in the right shape, or the start ends with its name; nothing is left at random. Tensors that the
+model does not need are counted and named in the log.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from trivet_checkpoint import Checkpoint
+from trivet_proto.errors import ErrorKind, TrivetError
+
+from trivet_worker.weights.placement import Placement
+
+logger = logging.getLogger(__name__)
+
+LoadFormat = Literal["auto", "dummy"]
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+ROPE_FACTORS = "model.rope_factors"
+TIED_HEAD = "lm_head.weight"
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+DUMMY_SCALE = 0.02
+
+
+def load_weights(checkpoint: Checkpoint, placements: Sequence[Placement], progress: Progress) -> None:
+    """Raises FAILED_PRECONDITION naming the tensor that is missing or has another shape."""
+    _check(checkpoint, placements)
+    total = sum(checkpoint.tensors[place.name].size for place in placements)
+    done = 0
+    for place in placements:
+        values = torch.from_numpy(checkpoint.load(place.name))
+        place.target.copy_(values)
+        done += checkpoint.tensors[place.name].size
+        progress(done, total)
+    _report_unused(checkpoint, placements)
+
+
+def fill_dummy(placements: Sequence[Placement], seed: int = 0) -> None:
+    """Small random weights, for measurements without a checkpoint's content."""
+    generator = torch.Generator().manual_seed(seed)
+    for place in placements:
+        if place.target.dim() == 1:
+            place.target.fill_(1.0)
+        else:
+            place.target.copy_(torch.randn(place.target.shape, generator=generator) * DUMMY_SCALE)
+
+
+def rope_factors(checkpoint: Checkpoint) -> torch.Tensor | None:
+    return torch.from_numpy(checkpoint.load(ROPE_FACTORS)) if ROPE_FACTORS in checkpoint.tensors else None
+
+
+def _check(checkpoint: Checkpoint, placements: Sequence[Placement]) -> None:
+    for place in placements:
+        record = checkpoint.tensors.get(place.name)
+        if record is None:
+            raise TrivetError(
+                ErrorKind.FAILED_PRECONDITION,
+                f"{checkpoint.path}: the tensor {place.name} is missing; the checkpoint is incomplete or of another architecture",
+            )
+        if record.shape != tuple(place.target.shape):
+            raise TrivetError(
+                ErrorKind.FAILED_PRECONDITION,
+                f"{checkpoint.path}: tensor {place.name} has the shape {list(record.shape)}, the model needs {list(place.target.shape)}",
+            )
+
+
+def _report_unused(checkpoint: Checkpoint, placements: Sequence[Placement]) -> None:
+    used = {place.name for place in placements} | {ROPE_FACTORS}
+    unused = [name for name in checkpoint.tensors if name not in used and not name.endswith(IGNORED_SUFFIXES)]
+    if TIED_HEAD in unused and checkpoint.config.get("tie_word_embeddings"):
+        unused.remove(TIED_HEAD)
+        _warn_of_other_head(checkpoint)
+    if unused:
+        logger.warning("%d tensors of the checkpoint are not used, among them %s", len(unused), ", ".join(unused[:3]))
+
+
+def _warn_of_other_head(checkpoint: Checkpoint) -> None:
+    """The config says tied; a head of its own that differs is a checkpoint at odds with itself."""
+    embedding, head = checkpoint.load("model.embed_tokens.weight"), checkpoint.load(TIED_HEAD)
+    if embedding.shape != head.shape or not bool((embedding == head).all()):
+        logger.warning("config.json says tie_word_embeddings, but lm_head.weight differs from the embedding: the embedding is used")
