@@ -72,9 +72,9 @@ class EngineClient:
     def live_streams(self) -> int:
         return sum(session.live_streams for session in self._sessions)
 
-    def loads(self) -> list[tuple[str, LoadReport]]:
-        """The last report of each scheduler that is connected, by address."""
-        return [(session.address, session.load) for session in self._sessions if session.load is not None]
+    def loads(self) -> list[tuple[int, LoadReport]]:
+        """The last report of each scheduler that is connected, by its place in the list of addresses."""
+        return [(place, session.load) for place, session in enumerate(self._sessions) if session.load is not None]
 
     async def wait_for_change(self) -> None:
         """Return when a session came, went, or learned of a model or of readiness."""

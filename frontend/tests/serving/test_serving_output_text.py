@@ -1,0 +1,97 @@
+"""Incremental text: equal to the one-shot decoding however the tokens are cut, whole characters, stop strings anywhere."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from trivet_checkpoint import bundle_of, open_checkpoint, resolve_model
+from trivet_frontend.serving.output_text import IncrementalText
+from trivet_frontend.serving.token_bytes import TokenBytes
+
+_FILES = bundle_of(open_checkpoint(resolve_model(None))).files
+TOKENIZER = Tokenizer.from_str(_FILES["tokenizer.json"].decode())
+BYTES = TokenBytes(TOKENIZER, _FILES["tokenizer.json"])
+
+IDS = st.lists(st.integers(0, 49151) | st.sampled_from([10813, 235, 229, 143, 233, 24211, 230, 131]), max_size=12)
+STOP_IDS = [33203, 23960, 57, 58]  # DEF GH I J
+
+
+def text_for(stops: tuple[str, ...] = (), *, include: bool = False, min_tokens: int = 0, skip: bool = True) -> IncrementalText:
+    return IncrementalText(BYTES, stops=stops, include_stop=include, skip_special_tokens=skip, min_tokens=min_tokens)
+
+
+def run(text: IncrementalText, pieces: list[list[int]]) -> tuple[list[str], int, str | None]:
+    """Texts of the releases, tokens released, and the stop string."""
+    texts, tokens = [], 0
+    for place, piece in enumerate(pieces):
+        release = text.push(piece, finished=place == len(pieces) - 1, stop_token=False)
+        texts.append(release.text)
+        tokens += release.tokens
+        if release.stop is not None:
+            return texts, tokens, release.stop
+    return texts, tokens, None
+
+
+def cut(ids: list[int], places: list[int]) -> list[list[int]]:
+    bounds = [0, *sorted(place % (len(ids) + 1) for place in places), len(ids)]
+    return [ids[start:end] for start, end in pairwise(bounds)]
+
+
+@settings(max_examples=200)
+@given(ids=IDS, places=st.lists(st.integers(0, 20), max_size=6))
+def test_deltas_join_to_the_one_shot_decoding(ids: list[int], places: list[int]) -> None:
+    texts, tokens, _ = run(text_for(skip=False), cut(ids, places))
+    assert "".join(texts) == TOKENIZER.decode(ids, skip_special_tokens=False)
+    assert tokens == len(ids)
+
+
+def test_a_character_comes_whole_and_a_real_replacement_character_passes() -> None:
+    texts, _, _ = run(text_for(), [[10813], [235], [229], [143], [233], [24211], []])
+    assert texts == ["", "", "\N{WAVING HAND SIGN}", "", "ď", "�", ""]
+
+
+@pytest.mark.parametrize(
+    ("stops", "without", "included", "tokens"),
+    [(("DE",), "", "DE", 1), (("DEFGHIJ",), "", "DEFGHIJ", 4), (("EFG",), "D", "DEFG", 2), (("ZZ", "GHI"), "DEF", "DEFGHI", 3)],
+)
+def test_stop_strings_are_found_for_every_cut(stops: tuple[str, ...], without: str, included: str, tokens: int) -> None:
+    for include, expected in ((False, without), (True, included)):
+        for mask in range(8):
+            places = [place + 1 for place in range(3) if mask >> place & 1]
+            texts, released, stop = run(text_for(stops, include=include), cut([*STOP_IDS, 1000], places))
+            assert ("".join(texts), released, stop) == (expected, tokens, stops[-1])
+
+
+@settings(max_examples=200)
+@given(
+    letters=st.text("ab", min_size=1, max_size=12),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    places=st.lists(st.integers(0, 20), max_size=6),
+    include=st.booleans(),
+)
+def test_the_stop_that_completes_first_ends_the_text(letters: str, stops: list[str], places: list[int], include: bool) -> None:
+    ids = [BYTES_OF_LETTER[letter] for letter in letters]
+    texts, released, stop = run(text_for(tuple(stops), include=include), cut(ids, places))
+    ends = [end for end in range(1, len(letters) + 1) if any(letters[:end].endswith(one) for one in stops)]
+    if not ends:
+        assert ("".join(texts), released, stop) == (letters, len(ids), None)
+        return
+    assert stop is not None
+    assert released == ends[0]
+    assert "".join(texts) == letters[: ends[0] if include else ends[0] - len(stop)]
+
+
+BYTES_OF_LETTER = {letter: TOKENIZER.token_to_id(letter) for letter in "ab"}
+
+
+def test_stops_are_not_searched_before_min_tokens() -> None:
+    texts, _, stop = run(text_for(("GH",), min_tokens=2), [[token] for token in [*STOP_IDS, 33203, 23960, 1000]])
+    assert ("".join(texts), stop) == ("DEFGHIJDEF", "GH")
+
+
+def test_a_stop_token_gives_no_text_and_ids_out_of_range_give_none() -> None:
+    assert text_for().push([33203, 23960], finished=True, stop_token=True).text == "DEF"
+    assert text_for((), include=True).push([33203, 23960], finished=True, stop_token=True).text == "DEFGH"
+    assert text_for().push([10**6, -1, 33203], finished=True, stop_token=False).text == "DEF"

@@ -1,0 +1,1 @@
+"""Text: the OpenAI gateway, the public gRPC API, templates, tokenizing, detokenizing."""

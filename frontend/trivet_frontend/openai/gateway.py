@@ -1,0 +1,170 @@
+"""The handlers of the HTTP API: read, decode, ask `Inference`, write.
+
+Nothing here judges a request's meaning. A handler that waits for the engine is always raced against its client's leaving.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+from trivet_proto.errors import ErrorKind, TrivetError
+
+from trivet_frontend.openai.body import read_body
+from trivet_frontend.openai.chat import ChatChunks, chat_answer
+from trivet_frontend.openai.collecting import Collected, collect
+from trivet_frontend.openai.completions import CompletionChunks, completion_answer
+from trivet_frontend.openai.decoding import UnknownFields, decode_body
+from trivet_frontend.openai.middleware import REQUEST_ID_KEY
+from trivet_frontend.openai.options import chat_input, chat_options, completion_input, completion_options, refuse
+from trivet_frontend.openai.responses import DetokenizeAnswer, ModelBlock, ModelList, TokenizeAnswer, encode
+from trivet_frontend.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from trivet_frontend.openai.sse import EventStream, answer_while_connected
+from trivet_frontend.serving import ChatInput, ChoiceDelta, Generation, Inference, ServedModel
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+Events = Callable[[ChoiceDelta | None, AsyncGenerator[ChoiceDelta, None]], AsyncGenerator[bytes, None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """What the handlers need of the configuration."""
+
+    body_limit: int
+    unknown_fields: UnknownFields
+    version: str
+
+
+class Gateway:
+    """One handler per path."""
+
+    def __init__(self, inference: Inference, registry: CollectorRegistry, settings: GatewaySettings) -> None:
+        self._inference = inference
+        self._registry = registry
+        self._settings = settings
+
+    # ---- generation ----
+
+    async def chat_completions(self, request: Request) -> Response:
+        body = await self._decode(request, ChatBody)
+        options, chat = chat_options(body), chat_input(body)
+
+        async def answer() -> Response:
+            generation = await self._inference.chat(chat, options, model=body.model, request_id=request.scope[REQUEST_ID_KEY])
+            if body.stream:
+                return await _streamed(generation, ChatChunks(generation, body).events)
+            return await _whole(generation, lambda choices: chat_answer(generation, choices, body))
+
+        return await answer_while_connected(request, answer)
+
+    async def completions(self, request: Request) -> Response:
+        body = await self._decode(request, CompletionBody)
+        options, completion = completion_options(body), completion_input(body)
+
+        async def answer() -> Response:
+            generation = await self._inference.complete(completion, options, model=body.model, request_id=request.scope[REQUEST_ID_KEY])
+            if body.stream:
+                return await _streamed(generation, CompletionChunks(generation, body).events)
+            return await _whole(generation, lambda choices: completion_answer(generation, choices, body))
+
+        return await answer_while_connected(request, answer)
+
+    # ---- tokens ----
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await self._decode(request, TokenizeBody)
+        if (body.prompt is msgspec.UNSET) == (body.messages is msgspec.UNSET):
+            raise refuse("prompt", "either prompt or messages is required")
+        if body.messages is not msgspec.UNSET:
+            chat = ChatInput(
+                messages=body.messages,
+                tools=body.tools,
+                documents=body.documents,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                chat_template=body.chat_template,
+                chat_template_kwargs=body.chat_template_kwargs,
+                add_special_tokens=body.add_special_tokens,
+            )
+            token_ids = await self._inference.tokenize_chat(chat, model=body.model)
+        else:
+            if not isinstance(body.prompt, str):
+                raise refuse("prompt", "prompt must be a string")
+            add_special_tokens = body.add_special_tokens is not False
+            token_ids = await self._inference.tokenize(body.prompt, add_special_tokens=add_special_tokens, model=body.model)
+        model = self._inference.model(body.model)
+        texts = model.language.token_texts(token_ids) if body.return_token_strs else None
+        answer = TokenizeAnswer(count=len(token_ids), max_model_len=model.description.max_model_len, tokens=token_ids, token_strs=texts)
+        return _json(encode(answer))
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._decode(request, DetokenizeBody)
+        text = self._inference.detokenize(body.tokens, skip_special_tokens=bool(body.skip_special_tokens), model=body.model)
+        return _json(encode(DetokenizeAnswer(text)))
+
+    # ---- what there is ----
+
+    async def models(self, request: Request) -> Response:
+        model = self._inference.model(None)
+        return _json(encode(ModelList(data=[_model_block(model, name) for name in model.names])))
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return _json(encode(_model_block(self._inference.model(name), name)))
+
+    async def version(self, request: Request) -> Response:
+        return _json(encode({"version": self._settings.version}))
+
+    async def load(self, request: Request) -> Response:
+        return _json(encode({"server_load": self._inference.requests_inside}))
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def live(self, request: Request) -> Response:
+        return _json(b'{"status":"live"}')
+
+    async def ready(self, request: Request) -> Response:
+        if self._inference.ready:
+            return _json(b'{"status":"ready"}')
+        if self._inference.draining:
+            raise TrivetError(ErrorKind.UNAVAILABLE, "this server is leaving")
+        raise TrivetError(ErrorKind.UNAVAILABLE, "no scheduler with a ready worker is connected")
+
+    async def _decode(self, request: Request, body_type: type[BodyT]) -> BodyT:
+        body = await read_body(request, limit=self._settings.body_limit)
+        return decode_body(body, body_type, self._settings.unknown_fields)
+
+
+async def _whole(generation: Generation, write: Callable[[list[Collected]], bytes]) -> Response:
+    return _json(write(await collect(generation)))
+
+
+async def _streamed(generation: Generation, events: Events) -> Response:
+    """A stream, once its first delta is there: what fails before is an ordinary error answer."""
+    deltas = generation.deltas()
+    try:
+        first = await anext(deltas, None)
+    except BaseException:
+        generation.close()
+        raise
+    return EventStream(_closing(deltas, events(first, deltas)), on_unsent=generation.close)
+
+
+async def _closing(deltas: AsyncGenerator[ChoiceDelta, None], events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(deltas), contextlib.aclosing(events):
+        async for piece in events:
+            yield piece
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _model_block(model: ServedModel, name: str) -> ModelBlock:
+    return ModelBlock(id=name, created=model.created, root=model.root, max_model_len=model.description.max_model_len)

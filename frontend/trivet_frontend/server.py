@@ -1,0 +1,219 @@
+"""The frontend's life: dial the schedulers, learn the model, open the doors, serve, drain, leave.
+
+HTTP opens at once and says that it is not ready; requests are served when a scheduler has a model and a ready worker. On the first signal
+readiness turns 503 and new requests are refused, running ones finish within the drain limit, the rest end with an error.
+"""
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from trivet_chassis.addresses import Address, parse_address, refuse_public
+from trivet_chassis.clock import Clock, SystemClock
+from trivet_chassis.lifecycle import Lifecycle
+from trivet_chassis.metrics import create_registry
+from trivet_chassis.rpc import RpcServer, create_server
+from trivet_checkpoint import ModelBundle
+from trivet_proto.errors import TrivetError, invalid
+from trivet_proto.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+
+from trivet_frontend.config import FrontendSettings
+from trivet_frontend.engine import EngineClient, ModelDescription, identity_of, software_version
+from trivet_frontend.openai import Gateway, GatewaySettings, HttpListener, UnknownFields, create_app
+from trivet_frontend.rpc import KeyInterceptor, PublicInference
+from trivet_frontend.serving import FrontendMetrics, Inference, SamplingDefaults, ServedModel, defaults_from
+from trivet_frontend.serving.model import ModelLanguage
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "trivet.v1.InferenceService"
+WAY_OUT = "set api_key, or insecure if that is meant"
+FETCH_RETRY_SECONDS = 1.0
+# Streams that the drain has ended with an error get so long to be written out.
+FAREWELL_SECONDS = 1.0
+
+
+class Frontend:
+    """All that one frontend process runs."""
+
+    def __init__(self, settings: FrontendSettings, *, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._registry: CollectorRegistry = create_registry("frontend")
+        self._template = _read_template(settings.chat_template)
+        for address in settings.scheduler:
+            parse_address(address, "scheduler")
+        if not settings.scheduler:
+            raise invalid("at least one scheduler is needed", "scheduler")
+        self._engine = EngineClient(
+            settings.scheduler,
+            identity=identity_of(settings.name),
+            clock=clock,
+            slow_client_timeout=settings.slow_client_timeout,
+        )
+        self.inference = Inference(self._engine, clock=clock, max_requests=settings.max_requests)
+        self._language: ModelLanguage | None = None
+        self._http_address = (
+            parse_address(f"unix:{Path(settings.uds).absolute()}", "uds")
+            if settings.uds
+            else Address(host=settings.host, port=settings.port)
+        )
+        self._http: HttpListener | None = None
+        self._rpc: RpcServer | None = None
+        self._serving_digest: bytes | None = None
+        self._metrics: FrontendMetrics | None = None
+
+    # ---- start ----
+
+    async def start(self) -> None:
+        """Open the doors and begin to dial; returns before the model is known."""
+        settings = self._settings
+        keys = tuple(key for key in settings.api_key if key)
+        allowed = settings.insecure or bool(keys)
+        refuse_public(self._http_address, "host", allowed=allowed, way_out=WAY_OUT)
+        if settings.grpc_listen:
+            refuse_public(parse_address(settings.grpc_listen, "grpc_listen"), "grpc_listen", allowed=allowed, way_out=WAY_OUT)
+            await self._start_rpc(settings.grpc_listen, keys)
+        await self._start_http(keys)
+        self._engine.start()
+
+    async def _start_rpc(self, listen: str, keys: tuple[str, ...]) -> None:
+        servicer = PublicInference(self.inference)
+        self._rpc = await create_server(
+            listen,
+            register=lambda server: add_InferenceServiceServicer_to_server(servicer, server),
+            services=[SERVICE_NAME],
+            interceptors=[KeyInterceptor(keys)] if keys else [],
+        )
+        await self._rpc.start()
+
+    async def _start_http(self, keys: tuple[str, ...]) -> None:
+        settings = self._settings
+        gateway = Gateway(
+            self.inference,
+            self._registry,
+            GatewaySettings(
+                body_limit=settings.max_body_bytes,
+                unknown_fields=UnknownFields(settings.unknown_fields),
+                version=software_version(),
+            ),
+        )
+        app = create_app(gateway, api_keys=keys, allowed_origins=settings.allowed_origins)
+        self._http = HttpListener(app, self._http_address, root_path=settings.root_path)
+        await self._http.start()
+
+    @property
+    def http_url(self) -> str:
+        """Where the HTTP API is; a port of 0 has become the one taken."""
+        assert self._http is not None
+        address = self._http.address
+        return str(address) if address.is_unix else f"http://{address}"
+
+    @property
+    def grpc_address(self) -> str:
+        return "" if self._rpc is None else str(self._rpc.address)
+
+    # ---- serve ----
+
+    async def follow_engine(self) -> None:
+        """Keep what is served and the gRPC health in step with the schedulers; runs until cancelled."""
+        while True:
+            model = self._engine.model
+            if model is not None and model.bundle_digest != self._serving_digest:
+                try:
+                    await self._serve(model)
+                except TrivetError as error:
+                    logger.warning("the model cannot be served yet: %s", error.message)
+                    await asyncio.sleep(FETCH_RETRY_SECONDS)
+                    continue
+            await self._update_health()
+            await self._engine.wait_for_change()
+
+    async def _serve(self, model: ModelDescription) -> None:
+        bundle = ModelBundle.from_bytes(await self._engine.fetch_bundle(model))
+        settings = self._settings
+        if self._language is not None:
+            self._language.close()
+        self._language = ModelLanguage(
+            bundle,
+            model,
+            template=self._template,
+            allow_request_template=settings.trust_request_chat_template,
+            threads=settings.tokenizer_threads,
+        )
+        names = tuple(name for name in settings.served_model_name if name) or (model.name, *model.aliases)
+        defaults = SamplingDefaults()
+        if settings.generation_config == "auto":
+            defaults = defaults_from(bundle.json("generation_config.json"))
+        if self._metrics is None:
+            self._metrics = FrontendMetrics(self._registry, model_name=names[0], loads=self._engine.loads)
+        served = ServedModel(
+            names=names,
+            root=model.name,
+            created=int(self._clock.wall()),
+            description=model,
+            language=self._language,
+            defaults=defaults,
+            system_fingerprint=f"trivet-{software_version()}-{bundle.digest.hex()[:8]}",
+        )
+        self.inference.serve(served, self._metrics)
+        self._serving_digest = model.bundle_digest
+        logger.info("serving %s, context %d tokens, sampling defaults %s", ", ".join(names), model.max_model_len, defaults)
+
+    async def _update_health(self) -> None:
+        if self._rpc is None or self._rpc.health.is_serving == self.inference.ready:
+            return
+        if self.inference.ready:
+            await self._rpc.health.serving()
+        else:
+            await self._rpc.health.not_serving()
+
+    # ---- leave ----
+
+    async def drain(self) -> None:
+        """Take no new requests and let running ones finish within the limit."""
+        limit = self._settings.drain_timeout
+        self.inference.draining = True
+        self._engine.announce_draining(int(1000 * limit))
+        await self._update_health()
+        logger.info("draining: %d requests are running, they have %g s", self.inference.requests_inside, limit)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                await self.inference.until_empty()
+
+    async def stop(self) -> None:
+        """End everything; what still runs ends with an error."""
+        await self._engine.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await self.inference.until_empty()
+        if self._rpc is not None:
+            await self._rpc.stop(0.1)
+        if self._http is not None:
+            await self._http.stop()
+        if self._language is not None:
+            self._language.close()
+
+
+async def serve(settings: FrontendSettings, lifecycle: Lifecycle) -> None:
+    """Run a frontend until it is told to leave."""
+    frontend = Frontend(settings, clock=SystemClock())
+    try:
+        await frontend.start()
+        logger.info("HTTP on %s, gRPC on %s", frontend.http_url, frontend.grpc_address or "no address")
+        lifecycle.supervise(frontend.follow_engine(), "follow engine")
+        await lifecycle.until_draining()
+        await frontend.drain()
+    finally:
+        await frontend.stop()
+
+
+def _read_template(path: str) -> str | None:
+    if not path:
+        return None
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise invalid(f"the chat template {path} cannot be read: {error}", "chat_template") from error

@@ -1,0 +1,157 @@
+"""A model's language out of its bundle: tokenizer, template, text. Owns the threads that tokenize.
+
+Tokenizing and rendering run in these threads, never on the event loop; what a token's text is costs a look-up.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from tokenizers import Tokenizer
+from trivet_checkpoint import ModelBundle
+from trivet_proto.errors import ErrorKind, TrivetError, invalid
+
+from trivet_frontend.engine import ModelDescription, TokenLogprobs
+from trivet_frontend.serving.messages import normalised_messages
+from trivet_frontend.serving.options import ChatInput, GenerationOptions
+from trivet_frontend.serving.outcome import TokenLogprob
+from trivet_frontend.serving.output_text import IncrementalText
+from trivet_frontend.serving.sampling import check_text_length
+from trivet_frontend.serving.template import compiled, render
+from trivet_frontend.serving.token_bytes import TokenBytes
+
+ResultT = TypeVar("ResultT")
+
+TOKENIZER_FILE = "tokenizer.json"
+# Shorter texts are tokenized sooner than a thread has begun.
+INLINE_CHARACTERS = 512
+
+
+class ModelLanguage:
+    """Text to tokens and back, for one model."""
+
+    def __init__(
+        self, bundle: ModelBundle, model: ModelDescription, *, template: str | None, allow_request_template: bool, threads: int
+    ) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_str(bundle.files[TOKENIZER_FILE].decode())
+        except Exception as error:  # tokenizers raises Exception itself
+            raise TrivetError(ErrorKind.UNAVAILABLE, f"the model's tokenizer cannot be read: {error}") from error
+        config = bundle.json("tokenizer_config.json")
+        self._special_texts = {name: config.get(name) or "" for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        self._bytes = TokenBytes(self._tokenizer, bundle.files[TOKENIZER_FILE])
+        self._template = template if template is not None else bundle.chat_template
+        self._allow_request_template = allow_request_template
+        self._max_model_len = model.max_model_len
+        self._pool = ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="tokenizer")
+        if self._template is not None:
+            compiled(self._template)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return await self._run(lambda: self._ids(text, add_special_tokens=add_special_tokens), inline=len(text) <= INLINE_CHARACTERS)
+
+    async def encode_chat(self, chat: ChatInput) -> list[int]:
+        messages = normalised_messages(chat.messages)
+        template = self._template_for(chat)
+        if chat.continue_final_message and chat.add_generation_prompt:
+            raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
+        if chat.continue_final_message and not (messages and messages[-1]["content"]):
+            raise invalid("continue_final_message needs a last message with content", "messages")
+
+        def work() -> list[int]:
+            text = render(
+                template,
+                {
+                    **self._special_texts,
+                    **(chat.chat_template_kwargs or {}),
+                    **({"reasoning_effort": chat.reasoning_effort} if chat.reasoning_effort else {}),
+                    "messages": messages,
+                    "tools": chat.tools,
+                    "documents": chat.documents,
+                    "add_generation_prompt": chat.add_generation_prompt is not False and not chat.continue_final_message,
+                },
+            )
+            if chat.continue_final_message:
+                text = _cut_after(text, messages[-1]["content"])
+            check_text_length(text, param="messages", max_model_len=self._max_model_len)
+            return self._ids(text, add_special_tokens=bool(chat.add_special_tokens))
+
+        token_ids = await self._run(work, inline=False)
+        if not token_ids:
+            raise invalid("messages render to no tokens", "messages")
+        return token_ids
+
+    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it stands at the beginning and after a space."""
+
+        def work() -> tuple[tuple[int, ...], ...]:
+            sequences: dict[tuple[int, ...], None] = {}
+            for word in words:
+                for form in (word.lstrip(" "), " " + word.lstrip(" ")):
+                    token_ids = tuple(self._ids(form, add_special_tokens=False))
+                    if not token_ids:
+                        raise invalid(f"bad_words has {word!r}, which has no tokens", "bad_words")
+                    sequences[token_ids] = None
+            return tuple(sequences)
+
+        return await self._run(work, inline=False)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return self._bytes.joined(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        return [self._bytes.text_of(token_id) for token_id in token_ids]
+
+    def output_text(self, prompt_ids: Sequence[int], options: GenerationOptions) -> IncrementalText:
+        # The prompt's ids are not looked at: a character that the prompt began and the output ends is not shown in halves.
+        return IncrementalText(
+            self._bytes,
+            stops=options.stop,
+            include_stop=options.include_stop_str_in_output,
+            skip_special_tokens=options.skip_special_tokens,
+            min_tokens=options.min_tokens or 0,
+        )
+
+    def describe_logprobs(self, rows: TokenLogprobs, top: int) -> list[TokenLogprob]:
+        return [
+            self._described(ids[0], values[0], rank, tuple(zip(ids[1 : 1 + top], values[1 : 1 + top], strict=True)))
+            for ids, values, rank in zip(rows.token_ids, rows.values, rows.ranks, strict=True)
+        ]
+
+    def _described(self, token_id: int, value: float, rank: int, rivals: tuple[tuple[int, float], ...]) -> TokenLogprob:
+        top = tuple(
+            TokenLogprob(self._bytes.text_of(rival), rival, logprob, place, self._bytes.of(rival))
+            for place, (rival, logprob) in enumerate(rivals, start=1)
+        )
+        return TokenLogprob(self._bytes.text_of(token_id), token_id, value, rank, self._bytes.of(token_id), top)
+
+    def _template_for(self, chat: ChatInput) -> str:
+        if chat.chat_template is not None:
+            if not self._allow_request_template:
+                raise invalid("chat_template of a request is not allowed here", "chat_template")
+            return chat.chat_template
+        if self._template is None:
+            raise invalid("this model has no chat template; use completions, or start the server with one", "messages")
+        return self._template
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    async def _run(self, work: Callable[[], ResultT], *, inline: bool) -> ResultT:
+        if inline:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def _cut_after(rendered: str, content: str) -> str:
+    """What a template puts behind the last message is what would end it."""
+    place = rendered.rfind(content.strip())
+    if place < 0:
+        raise invalid("continue_final_message: the chat template does not show the last message as it is", "continue_final_message")
+    return rendered[: place + len(content.strip())]

@@ -1,0 +1,87 @@
+"""The text of one choice, token by token: whole characters only, stop strings found wherever they lie.
+
+Text and tokens leave together. While a stop string may still be beginning, its possible first characters are held back, and with them
+their tokens; when the stop string is to be part of the output nothing is held back. Of several stop strings the one that completes first
+wins.
+"""
+
+import codecs
+from collections import deque
+from collections.abc import Sequence
+
+from trivet_frontend.serving.choice import Release
+from trivet_frontend.serving.token_bytes import TokenBytes
+
+
+class IncrementalText:
+    """Owns the text not yet released and how far each token reaches into it."""
+
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        *,
+        stops: Sequence[str],
+        include_stop: bool,
+        skip_special_tokens: bool,
+        min_tokens: int,
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._stops = tuple(stops)
+        self._include_stop = include_stop
+        self._skip_special_tokens = skip_special_tokens
+        self._min_tokens = min_tokens
+        self._hold = max(map(len, stops), default=1) - 1 if not include_stop else 0
+        self._longest = max(map(len, stops), default=0)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        # The whole text, of which `_sent` characters have left; a stop string may begin in what has left already when it is to be included.
+        self._text = ""
+        self._sent = 0
+        self._searchable_from = 0
+        self._tokens_seen = 0
+        # How far each token that has not left reaches into the text.
+        self._ends: deque[int] = deque()
+
+    def push(self, token_ids: Sequence[int], *, finished: bool, stop_token: bool) -> Release:
+        """Take tokens and say what may leave; with `stop_token` the last of them ended the choice and gives no text unless asked for."""
+        for place, token_id in enumerate(token_ids):
+            is_last = place == len(token_ids) - 1
+            silent = stop_token and is_last and not self._include_stop
+            content = b"" if silent else self._token_bytes.of(token_id, skip_special_tokens=self._skip_special_tokens)
+            before = len(self._text)
+            self._text += self._decoder.decode(content, final=finished and is_last)
+            self._tokens_seen += 1
+            # A token that ends inside a character reaches into the next one.
+            self._ends.append(len(self._text) + (1 if self._decoder.getstate()[0] else 0))
+            if self._stops and (release := self._stopped(before)) is not None:
+                return release
+        if finished and not token_ids:
+            self._text += self._decoder.decode(b"", final=True)
+        if finished:
+            return self._release(len(self._text), tokens=len(self._ends))
+        return self._release_within(len(self._text) - self._hold)
+
+    def _stopped(self, before: int) -> Release | None:
+        """The release that ends the choice if a stop string was completed by the text from `before` on."""
+        if self._tokens_seen <= self._min_tokens:
+            self._searchable_from = len(self._text)
+            return None
+        start = max(self._searchable_from, before - self._longest + 1)
+        found = [(place + len(stop), stop) for stop in self._stops if (place := self._text.find(stop, start)) >= 0]
+        if not found:
+            return None
+        end, stop = min(found)
+        return self._release(end if self._include_stop else end - len(stop), tokens=len(self._ends), stop=stop)
+
+    def _release_within(self, limit: int) -> Release:
+        """Whole tokens that reach no further than `limit`, with their text: nothing leaves of a token whose rest is held back."""
+        tokens, length = 0, self._sent
+        while tokens < len(self._ends) and self._ends[tokens] <= limit:
+            length = self._ends[tokens]
+            tokens += 1
+        return self._release(length, tokens=tokens)
+
+    def _release(self, length: int, *, tokens: int, stop: str | None = None) -> Release:
+        text, self._sent = self._text[self._sent : length], max(length, self._sent)
+        for _ in range(tokens):
+            self._ends.popleft()
+        return Release(text, tokens, stop)
