@@ -1,7 +1,7 @@
 """How the requests of the persistent batch are sampled: numbers in columns, the rare rest per row.
 
-The columns are read with the step's rows as an index, so that plain requests need no Python of their own. What few requests have (biases, masks,
-word lists, penalties) is kept per row and touched only where it is there.
+The columns are read with the step's rows as an index, so that plain requests need no Python of their own. What few requests have
+(biases, masks, word lists, penalties) is kept per row and touched only where it is there.
 """
 
 from dataclasses import dataclass, field
@@ -61,19 +61,16 @@ class SamplingColumns:
     def put(self, slot: int, params: types_pb2.SamplingParams, seed: int, ids: NDArray[np.int32], num_prompt: int, eos: bytes) -> None:
         """Take in a new request. `ids` are prompt and output so far."""
 
-        def given(name: str, default: float) -> float:
-            return float(getattr(params, name)) if params.HasField(name) else default
-
         self.seeds[slot] = seed
-        temperature = given("temperature", 1.0)
+        temperature = params.temperature if params.HasField("temperature") else 1.0
         self.temperature[slot] = 0.0 if temperature < GREEDY_BELOW else temperature
-        self.top_p[slot] = given("top_p", 1.0)
+        self.top_p[slot] = params.top_p if params.HasField("top_p") else 1.0
         top_k = params.top_k if params.HasField("top_k") else 0
         self.top_k[slot] = 0 if top_k >= self._vocab_size else top_k
-        self.min_p[slot] = given("min_p", 0.0)
-        self.presence[slot] = given("presence_penalty", 0.0)
-        self.frequency[slot] = given("frequency_penalty", 0.0)
-        self.repetition[slot] = given("repetition_penalty", 1.0)
+        self.min_p[slot] = params.min_p
+        self.presence[slot] = params.presence_penalty
+        self.frequency[slot] = params.frequency_penalty
+        self.repetition[slot] = params.repetition_penalty if params.HasField("repetition_penalty") else 1.0
         self.min_tokens[slot] = params.min_tokens
         self.logprobs[slot] = params.logprobs if params.HasField("logprobs") else -1
         self.logprobs_mode[slot] = params.logprobs_mode or types_pb2.LOGPROBS_MODE_RAW_LOGPROBS
@@ -103,11 +100,8 @@ class SamplingColumns:
             extras.bad_words = list(split_ragged(unpack_i32(params.bad_words_ids), unpack_i32(params.bad_words_counts), "bad_words"))
         if params.min_tokens:
             extras.end_ids = _index(np.union1d(unpack_i32(eos), unpack_i32(params.stop_token_ids)))
-        if (
-            params.presence_penalty
-            or params.frequency_penalty
-            or (params.HasField("repetition_penalty") and params.repetition_penalty != 1.0)
-        ):
+        repeats = params.HasField("repetition_penalty") and params.repetition_penalty != 1.0
+        if params.presence_penalty or params.frequency_penalty or repeats:
             prompt, output = torch.from_numpy(ids[:num_prompt].astype(np.int64)), torch.from_numpy(ids[num_prompt:].astype(np.int64))
             in_prompt = torch.zeros(self._vocab_size, dtype=torch.bool)
             in_prompt[prompt] = True

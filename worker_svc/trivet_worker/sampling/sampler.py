@@ -18,6 +18,7 @@ from trivet_worker.sampling.noise import gumbel, row_keys
 from trivet_worker.sampling.params import Extras, SamplingColumns
 
 NEVER = float("-inf")
+FEW = 512
 FLAG_NON_FINITE, FLAG_ALL_MASKED = 1, 2
 
 
@@ -39,8 +40,10 @@ def sample(
     prompt_lengths: NDArray[np.int64],
     token_ids: NDArray[np.int32],
 ) -> Sampled:
-    """float32 logits `[R, V]`, changed in place. `lengths` are tokens so far, so also the positions of the tokens to come; `token_ids[slot]`
-    holds a request's ids."""
+    """float32 logits `[R, V]`, changed in place.
+
+    `lengths` are tokens so far, so also the positions of the tokens to come; `token_ids[slot]` holds a request's ids.
+    """
     flags = _non_finite(logits)
     wants = np.flatnonzero(columns.logprobs[slots] >= 0)
     raw = _snapshot(logits, columns, slots, wants, processed=False)
@@ -57,7 +60,9 @@ def sample(
     logprobs = None
     if wants.size:
         raw.update(_snapshot(logits, columns, slots, wants, processed=True))
-        logprobs = join_logprobs([pick_logprobs(raw[row][None], _one(tokens[row]), [int(columns.logprobs[slots[row]])]) for row in wants])
+        logprobs = join_logprobs(
+            [pick_logprobs(raw[row][None], _one(tokens[row]), [int(columns.logprobs[slots[row]])]) for row in wants.tolist()]
+        )
     return Sampled(tokens, flags, wants, logprobs)
 
 
@@ -145,16 +150,27 @@ def _filtered(row: torch.Tensor, min_p: float, top_k: int, top_p: float) -> tupl
     if 0 < top_k < row.shape[0]:
         kept, ids = torch.topk(row, top_k)
     elif top_p < 1.0:
-        kept, ids = torch.sort(row, descending=True, stable=True)
+        kept, ids = _most_likely(row, top_p)
     else:
         return np.arange(row.shape[0]), row
     if top_p < 1.0:
         # The smallest set whose probability reaches top_p: a token stays when those before it do not reach it yet.
-        before = torch.softmax(kept.double(), dim=0).cumsum(dim=0).roll(1)
+        total = torch.logsumexp((kept if 0 < top_k < row.shape[0] else row).double(), dim=0)
+        before = (kept.double() - total).exp().cumsum(dim=0).roll(1)
         before[0] = 0.0
         count = max(1, int((before < top_p).sum()))
         kept, ids = kept[:count], ids[:count]
     return ids.numpy(), kept
+
+
+def _most_likely(row: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Enough of the best, in order, to hold `top_p`. Sorting a whole vocabulary takes milliseconds; a few hundred nearly always do."""
+    if row.shape[0] > FEW:
+        kept, ids = torch.topk(row, FEW)
+        if float((kept.double() - torch.logsumexp(row.double(), dim=0)).exp().sum()) >= top_p:
+            return kept, ids
+    kept, ids = torch.sort(row, descending=True, stable=True)
+    return kept, ids
 
 
 def prompt_logprobs(scores: torch.Tensor, targets: Sequence[int], top: int) -> TokenLogprobs:
