@@ -25,7 +25,7 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     if not isinstance(role, str) or role not in ROLES:
         raise _refuse(f"{place}.role", f"must be one of {', '.join(sorted(ROLES))}")
     content = message.get("content")
-    if content is None and role not in ("assistant", "function"):
+    if content is None and role not in ("assistant", "tool", "function"):
         raise _refuse(f"{place}.content", "is required")
     plain: dict[str, Any] = {"role": role, "content": _content(content, f"{place}.content")}
     for name in ("name", "tool_call_id", "reasoning_content"):
