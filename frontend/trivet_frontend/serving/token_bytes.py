@@ -6,6 +6,7 @@ Byte-level vocabularies write each byte as a printable character (the GPT-2 tabl
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
@@ -13,17 +14,22 @@ from tokenizers import Tokenizer
 _LONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+class _TokenizerFile(msgspec.Struct):
+    """The one part of `tokenizer.json` that says how tokens are written; the rest is skipped unread."""
+
+    decoder: Any = None
+
+
 class TokenBytes:
     """Token id to bytes; an id without a token gives none."""
 
     def __init__(self, tokenizer: Tokenizer, tokenizer_json: bytes) -> None:
-        document = msgspec.json.decode(tokenizer_json)
-        byte_level = "ByteLevel" in _decoder_types(document.get("decoder"))
-        table = _bytes_by_character() if byte_level else {}
+        byte_level = "ByteLevel" in _decoder_types(msgspec.json.decode(tokenizer_json, type=_TokenizerFile).decoder)
+        to_bytes = _byte_level_bytes if byte_level else _plain_bytes
         self._bytes: list[bytes] = [b""] * tokenizer.get_vocab_size(with_added_tokens=True)
         self._special: set[int] = set()
         for token, token_id in tokenizer.get_vocab(with_added_tokens=False).items():
-            self._put(token_id, b"".join(table.get(c) or c.encode() for c in token) if byte_level else _plain_bytes(token))
+            self._put(token_id, to_bytes(token))
         for token_id, added in tokenizer.get_added_tokens_decoder().items():
             self._put(token_id, added.content.encode())
             if added.special:
@@ -59,8 +65,17 @@ def _decoder_types(decoder: object) -> set[str]:
     return {str(decoder.get("type")), *inner}
 
 
-def _bytes_by_character() -> dict[str, bytes]:
+def _byte_level_bytes(token: str) -> bytes:
+    try:
+        return token.translate(_LATIN_BY_CHARACTER).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()  # a token that the byte-level step did not write
+
+
+def _latin_by_character() -> dict[int, int]:
     """The GPT-2 table: printable bytes stand for themselves, the others for the characters from U+0100 on, in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): bytes([byte]) for byte in printable} | {chr(256 + place): bytes([byte]) for place, byte in enumerate(rest)}
+    return {256 + place: byte for place, byte in enumerate(byte for byte in range(256) if byte not in printable)}
+
+
+_LATIN_BY_CHARACTER = _latin_by_character()
