@@ -1,0 +1,77 @@
+"""The worker's settings: data, nothing else."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import torch
+from trivet_chassis.addresses import parse_address, refuse_public
+from trivet_chassis.logging import LogFormat, LogLevel
+from trivet_chassis.settings import Setting
+from trivet_proto.errors import invalid
+
+from trivet_worker.weights.loader import LoadFormat
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process: one replica."""
+
+    model: Annotated[str, Setting(help="GGUF file or Hugging Face folder; none: the embedded default", positional=True)] = ""
+    scheduler: Annotated[str, Setting(help="the scheduler to work for: host:port or unix:/path")] = "127.0.0.1:7100"
+    name: Annotated[str, Setting(help="stable name of this replica; none: worker-<process id>")] = ""
+    listen: Annotated[str, Setting(help="where the gRPC health service answers; empty for nowhere")] = "127.0.0.1:7200"
+    metrics_listen: Annotated[str, Setting(help="where /metrics and /health answer; empty for nowhere")] = "127.0.0.1:7201"
+    insecure: Annotated[bool, Setting(help="allow addresses that other machines can reach")] = False
+    served_model_name: Annotated[str, Setting(help="the model's name to clients; none: the file's")] = ""
+    dtype: Annotated[Dtype, Setting(help="of weights and arithmetic; auto: bfloat16 where the processor has it")] = "auto"
+    max_model_len: Annotated[int | None, Setting(help="context, in tokens; none: the model's own", minimum=2)] = None
+    block_size: Annotated[int, Setting(help="tokens per KV block", minimum=1, maximum=1024)] = 16
+    max_num_seqs: Annotated[int, Setting(help="requests in a step", minimum=1, maximum=4096)] = 64
+    max_num_batched_tokens: Annotated[int, Setting(help="tokens in a step", minimum=1)] = 2048
+    kv_cache_memory: Annotated[int | None, Setting(help="KV cache; none: by memory_utilization", unit="bytes", minimum=1)] = None
+    num_kv_blocks: Annotated[int | None, Setting(help="KV blocks, the null block included; goes before kv_cache_memory", minimum=2)] = None
+    memory_utilization: Annotated[
+        float, Setting(help="share of the memory that is free after loading which the KV cache may take", minimum=0.01, maximum=0.95)
+    ] = 0.2
+    load_format: Annotated[LoadFormat, Setting(help="dummy: random weights, nothing is read but the config")] = "auto"
+    attention_backend: Annotated[Literal["auto", "torch"], Setting(help="how attention runs")] = "auto"
+    threads: Annotated[int | None, Setting(help="compute threads; none: one per core", minimum=1)] = None
+    log_level: Annotated[LogLevel, Setting(help="least severe level that is logged")] = "info"
+    log_format: Annotated[LogFormat, Setting(help="text, json, or auto: text on a terminal")] = "auto"
+
+    def check(self) -> None:
+        """Raises INVALID_ARGUMENT for what cannot work."""
+        parse_address(self.scheduler, "scheduler")
+        way_out = "bind 127.0.0.1 or a Unix socket, or set --insecure if the network is trusted"
+        for name, address in (("listen", self.listen), ("metrics_listen", self.metrics_listen)):
+            if address:
+                refuse_public(parse_address(address, name), name, allowed=self.insecure, way_out=way_out)
+
+    @property
+    def replica_name(self) -> str:
+        return self.name or f"worker-{os.getpid()}"
+
+    def torch_dtype(self) -> torch.dtype:
+        if self.dtype == "auto":
+            return torch.bfloat16 if _has_bfloat16() else torch.float32
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.dtype]
+
+    def context(self, of_model: int) -> int:
+        """Raises INVALID_ARGUMENT when more is asked than the model was made for."""
+        if self.max_model_len is not None and self.max_model_len > of_model:
+            raise invalid(f"max_model_len: {self.max_model_len} is above the model's context of {of_model}", "max_model_len")
+        return self.max_model_len or of_model
+
+
+def _has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 natively."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+    return bool(flags & BFLOAT16_FLAGS)

@@ -1,0 +1,139 @@
+"""From settings to a model that can run: checkpoint, weights, backend, KV memory, and what the scheduler must be told of them."""
+
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from trivet_checkpoint import Checkpoint, ModelBundle, bundle_of, open_checkpoint, resolve_model
+from trivet_proto.packing import pack_i32
+from trivet_proto.v1 import types_pb2
+
+from trivet_worker.attention.backends import AttentionBackend, AttentionNeeds, select_backend
+from trivet_worker.config import WorkerSettings
+from trivet_worker.models.llama import LlamaForCausalLM
+from trivet_worker.models.registry import build_model
+from trivet_worker.runner.runner import ModelRunner, RunnerLimits
+from trivet_worker.sampling.noise import REVISION
+from trivet_worker.weights import loader
+
+logger = logging.getLogger(__name__)
+
+MAX_LOGPROBS = 20
+LOG_EVERY = 0.25  # of the weights, where there is no terminal to show a bar
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """All that the link needs."""
+
+    runner: ModelRunner
+    backend: AttentionBackend
+    limits: RunnerLimits
+    card: types_pb2.ModelCard
+    bundle: ModelBundle
+    layers: list[types_pb2.LayerKvSpec]
+    kv_bytes: int
+
+
+def load_model(settings: WorkerSettings) -> LoadedModel:
+    """Raises a configuration error, with the way out, before anything heavy is done."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    checkpoint = open_checkpoint(resolve_model(settings.model))
+    dtype, context = settings.torch_dtype(), settings.context(checkpoint.max_model_len)
+    model = build_model(checkpoint.config, dtype, context)
+    caches = model.layer_caches()
+    selection = select_backend(
+        AttentionNeeds(dtype=dtype, kv_dtype=caches[0].dtype, head_size=caches[0].head_size, block_size=settings.block_size),
+        settings.attention_backend,
+    )
+    for name, reason in selection.rejected:
+        logger.info("attention backend %s is not taken: %s", name, reason)
+    _fill(model, checkpoint, settings)
+    limits = RunnerLimits(settings.max_num_seqs, settings.max_num_batched_tokens, context, settings.block_size)
+    runner = ModelRunner(model, selection.backend.operators, limits)
+    runner.warm_up()
+    bundle = bundle_of(checkpoint)
+    logger.info(
+        "loaded %s in %s, attention backend %s, %d threads", checkpoint.path.name, dtype, selection.backend.name, torch.get_num_threads()
+    )
+    return LoadedModel(
+        runner=runner,
+        backend=selection.backend,
+        limits=limits,
+        card=_card(settings, checkpoint, bundle, dtype, context),
+        bundle=bundle,
+        layers=[cache.to_proto(settings.block_size) for cache in caches],
+        kv_bytes=_kv_bytes(settings, sum(cache.page_bytes(settings.block_size) for cache in caches), model.vocab_size),
+    )
+
+
+def _fill(model: LlamaForCausalLM, checkpoint: Checkpoint, settings: WorkerSettings) -> None:
+    if settings.load_format == "dummy":
+        loader.fill_dummy(model.placements())
+        return
+    factors = loader.rope_factors(checkpoint)
+    if factors is not None:
+        model.use_rope_factors(factors)
+    if sys.stderr.isatty():
+        columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, transient=True) as bar:
+            task = bar.add_task("weights")
+            loader.load_weights(checkpoint, model.placements(), lambda done, total: bar.update(task, completed=done, total=total))
+        return
+    shown = 0.0
+
+    def log(done: int, total: int) -> None:
+        nonlocal shown
+        if done / total >= shown + LOG_EVERY:
+            shown = done / total
+            logger.info("loading weights: %d %%", 100 * shown)
+
+    loader.load_weights(checkpoint, model.placements(), log)
+
+
+def _card(settings: WorkerSettings, checkpoint: Checkpoint, bundle: ModelBundle, dtype: torch.dtype, context: int) -> types_pb2.ModelCard:
+    special, dtype_name = checkpoint.special_tokens, str(dtype).removeprefix("torch.")
+    card = types_pb2.ModelCard(
+        name=settings.served_model_name or checkpoint.name,
+        vocab_size=checkpoint.vocab_size,
+        max_model_len=context,
+        eos_token_ids=pack_i32(special.eos_ids),
+        fingerprint=types_pb2.Fingerprint(
+            weights=bytes.fromhex(checkpoint.fingerprint), dtype=dtype_name, kv_dtype=dtype_name, sampler_revision=REVISION
+        ),
+        tasks=[types_pb2.TASK_GENERATE],
+        max_logprobs=MAX_LOGPROBS,
+        bundle_sha256=bundle.digest,
+        block_size=settings.block_size,
+    )
+    if special.bos_id is not None:
+        card.bos_token_id = special.bos_id
+    if special.pad_id is not None:
+        card.pad_token_id = special.pad_id
+    return card
+
+
+def _kv_bytes(settings: WorkerSettings, bytes_per_block: int, vocab_size: int) -> int:
+    """Memory for the KV cache: as told, or a share of what is free now, less what a step's logits need at most."""
+    if settings.num_kv_blocks is not None:
+        return settings.num_kv_blocks * bytes_per_block
+    if settings.kv_cache_memory is not None:
+        return settings.kv_cache_memory
+    free = _memory_available()
+    # Logits exist twice while a step samples (raw and filtered), in float32.
+    step = 2 * settings.max_num_seqs * vocab_size * 4
+    return max(2 * bytes_per_block, int(max(0, free - step) * settings.memory_utilization))
+
+
+def _memory_available() -> int:
+    """Bytes that can be taken without swapping: the machine's, or the container's limit where that is less."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and limit.read_text().strip() != "max":
+        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    return max(0, free)

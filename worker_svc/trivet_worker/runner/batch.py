@@ -1,0 +1,87 @@
+"""The persistent batch: what the worker knows of each request between steps, in columns by slot.
+
+It owns token ids (prompt, output so far, and what it samples itself), block tables and counters. A slot is taken when a request comes
+in full and given back when the scheduler says it is finished.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from trivet_proto.errors import ErrorKind, TrivetError
+from trivet_proto.packing import unpack_i32
+from trivet_proto.v1 import worker_pb2
+
+from trivet_worker.sampling.params import SamplingColumns
+
+
+class PersistentBatch:
+    """Room for `capacity` requests of at most `max_model_len` tokens. One column more than that takes the last sampled token."""
+
+    def __init__(self, *, capacity: int, max_model_len: int, block_size: int, vocab_size: int) -> None:
+        self.capacity = capacity
+        self.block_size = block_size
+        self._max_model_len = max_model_len
+        self.token_ids = np.zeros((capacity, max_model_len + 1), dtype=np.int32)
+        self.block_table = np.zeros((capacity, -(-max_model_len // block_size)), dtype=np.int64)  # padded with the null block
+        self.num_blocks = np.zeros(capacity, dtype=np.int64)
+        self.num_tokens = np.zeros(capacity, dtype=np.int64)
+        self.num_prompt = np.zeros(capacity, dtype=np.int64)
+        self.samples = np.zeros(capacity, dtype=np.bool_)  # False: the prompt runs for its logprobs alone
+        self.prompt_logprobs = np.full(capacity, -1, dtype=np.int64)  # top n; −1: none
+        self.prompt_logprobs_from = np.zeros(capacity, dtype=np.int64)
+        self.sampling = SamplingColumns(capacity, vocab_size)
+        self._slots: dict[int, int] = {}
+        self._free = list(range(capacity - 1, -1, -1))
+
+    def clear(self) -> None:
+        """Forget everything: a new epoch begins."""
+        for handle in list(self._slots):
+            self.remove(handle)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def slot(self, handle: int) -> int:
+        """Raises ABORTED for a handle that is not known: the scheduler and the worker no longer agree."""
+        slot = self._slots.get(handle)
+        if slot is None:
+            raise TrivetError(ErrorKind.ABORTED, f"the step names request {handle}, which this worker does not hold")
+        return slot
+
+    def remove(self, handle: int) -> None:
+        """A handle that is not held is ignored."""
+        slot = self._slots.pop(handle, None)
+        if slot is not None:
+            self.sampling.drop(slot)
+            self.block_table[slot, : self.num_blocks[slot]] = 0
+            self._free.append(slot)
+
+    def add(self, request: worker_pb2.NewRequest) -> int:
+        """Take a request in full. Raises ABORTED when it does not fit the limits that were announced."""
+        ids, blocks = unpack_i32(request.token_ids, "token_ids"), unpack_i32(request.block_ids, "block_ids")
+        if request.handle in self._slots or not self._free or len(ids) > self._max_model_len:
+            raise TrivetError(
+                ErrorKind.ABORTED, f"request {request.handle} of {len(ids)} tokens is known already or over this worker's limits"
+            )
+        slot = self._free.pop()
+        self._slots[request.handle] = slot
+        self.token_ids[slot, : len(ids)] = ids
+        self.num_tokens[slot] = len(ids)
+        self.num_prompt[slot] = request.num_prompt_tokens
+        self.num_blocks[slot] = 0
+        self.append_blocks(slot, blocks)
+        sampling = request.sampling
+        self.samples[slot] = not (sampling.HasField("max_tokens") and sampling.max_tokens == 0)
+        self.prompt_logprobs[slot] = sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else -1
+        self.prompt_logprobs_from[slot] = max(1, request.prompt_logprobs_reported)
+        self.sampling.put(slot, sampling, request.seed, ids, request.num_prompt_tokens, request.eos_token_ids)
+        return slot
+
+    def append_blocks(self, slot: int, blocks: NDArray[np.int32]) -> None:
+        first = int(self.num_blocks[slot])
+        self.block_table[slot, first : first + len(blocks)] = blocks
+        self.num_blocks[slot] = first + len(blocks)
+
+
+def as_index(values: NDArray[np.int64]) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))

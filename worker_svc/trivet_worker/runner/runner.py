@@ -1,0 +1,226 @@
+"""Runs steps on a model, strictly in order.
+
+A step succeeds or fails as a whole. Its bookkeeping (finished, new requests, new blocks) holds whatever its status; what a failed or
+skipped step does not do is write keys and values, and sample. After a failure every step is skipped until one says `resync`.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from trivet_kernels.api import Operators
+from trivet_proto.errors import ErrorKind, TrivetError
+from trivet_proto.packing import pack_f32, pack_i32, pack_u8, pack_u32, split_ragged, unpack_i32, unpack_u32
+from trivet_proto.v1 import types_pb2, worker_pb2
+
+from trivet_worker.attention.caches import allocate_caches, copy_blocks, zero_blocks
+from trivet_worker.forward_context import ForwardContext, forward_context
+from trivet_worker.models.registry import Model
+from trivet_worker.runner.batch import PersistentBatch, as_index
+from trivet_worker.runner.inputs import ModelInputs, Rows, build_inputs
+from trivet_worker.sampling.logprobs import TokenLogprobs
+from trivet_worker.sampling.sampler import Sampled, prompt_logprobs, sample
+
+logger = logging.getLogger(__name__)
+
+PROMPT_LOGITS_ROWS = 128  # logits of so many prompt positions at a time: 25 MB for a vocabulary of 49 152
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    """What the buffers are made for."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+
+
+class ModelRunner:
+    """Owns the model, the persistent batch and the KV caches. Not safe for threads: one thread runs steps."""
+
+    def __init__(self, model: Model, operators: Operators, limits: RunnerLimits) -> None:
+        self._model = model
+        self._operators = operators
+        self._limits = limits
+        self._caches: dict[str, torch.Tensor] = {}
+        self._num_blocks = 0
+        self._failed_step: int | None = None
+        self._batch = PersistentBatch(
+            capacity=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            block_size=limits.block_size,
+            vocab_size=model.vocab_size,
+        )
+
+    def warm_up(self, num_tokens: int = 16) -> None:
+        """One forward without a cache: threads and buffers of the libraries come up now, not in the first request."""
+        ids = torch.zeros(num_tokens, dtype=torch.int64)
+        with torch.inference_mode(), forward_context(ForwardContext(self._operators, None, {})):
+            self._model.logits(self._model(ids, torch.arange(num_tokens))[-1:])
+
+    def configure(self, config: types_pb2.KvCacheConfig) -> None:
+        """Make room for the KV cache; an epoch begins with an empty pool."""
+        self._batch.clear()
+        self._failed_step = None
+        if config.num_blocks != self._num_blocks:
+            self._caches = {}
+            self._caches = allocate_caches(config, self._model.layer_caches(), self._limits.block_size)
+            self._num_blocks = config.num_blocks
+
+    @torch.inference_mode()
+    def execute(self, step: worker_pb2.Step) -> worker_pb2.StepResult:
+        """Never raises for what a step can cause: a failure is its result."""
+        started = time.perf_counter()
+        result = worker_pb2.StepResult(epoch=step.epoch, step=step.step, last_iteration=True)
+        try:
+            rows = self._update_states(step)
+            if self._failed_step is not None and not (step.HasField("resync") and step.resync == self._failed_step):
+                result.status = worker_pb2.STEP_STATUS_SKIPPED
+                return result
+            self._failed_step = None
+            self._run(step, rows, result, started)
+        except Exception as error:
+            logger.exception("step %d failed", step.step)
+            self._failed_step = step.step
+            failure = worker_pb2.StepResult(epoch=step.epoch, step=step.step, last_iteration=True, status=worker_pb2.STEP_STATUS_FAILED)
+            failure.error.CopyFrom(_as_error(error).to_proto())
+            return failure
+        return result
+
+    # ---- update states ----
+
+    def _update_states(self, step: worker_pb2.Step) -> Rows:
+        batch, known = self._batch, step.known
+        for handle in unpack_u32(step.finished_handles, "finished_handles").tolist():
+            batch.remove(handle)
+        new_slots = [batch.add(request) for request in step.new_requests]
+        handles = unpack_u32(known.handles, "known.handles")
+        slots = [batch.slot(handle) for handle in handles.tolist()]
+        counts = unpack_i32(known.new_block_counts, "known.new_block_counts")
+        if counts.any():
+            blocks = split_ragged(unpack_i32(known.new_block_ids, "known.new_block_ids"), counts, "known.new_block_ids")
+            for slot, added in zip(slots, blocks, strict=True):
+                if len(added):
+                    batch.append_blocks(slot, added)
+        new = step.new_requests
+        return Rows(
+            handles=np.concatenate([np.array([request.handle for request in new], dtype=np.uint32), handles]),
+            slots=np.array(new_slots + slots, dtype=np.int64),
+            computed=np.concatenate([_ints(request.num_computed_tokens for request in new), unpack_i32(known.num_computed_tokens)]),
+            scheduled=np.concatenate([_ints(request.num_scheduled_tokens for request in new), unpack_i32(known.num_scheduled_tokens)]),
+        )
+
+    # ---- inputs, forward, sample, reply ----
+
+    def _run(self, step: worker_pb2.Step, rows: Rows, result: worker_pb2.StepResult, started: float) -> None:
+        self._move_blocks(step)
+        inputs = build_inputs(rows, self._batch)
+        prepared = time.perf_counter()
+        with forward_context(ForwardContext(self._operators, inputs.batch, self._caches)):
+            hidden = self._model(inputs.token_ids, inputs.positions)
+            self._report_prompts(rows, inputs, hidden, result)
+            sampling = self._sampling_rows(rows)
+            logits = self._model.logits(hidden[as_index(inputs.last_tokens[sampling])]) if sampling.size else None
+        computed = time.perf_counter()
+        sampled = None if logits is None else self._sample(logits, rows.slots[sampling])
+        self._reply(rows, sampling, sampled, result)
+        done = time.perf_counter()
+        timing = result.timing
+        timing.input_us, timing.forward_us = _microseconds(prepared - started), _microseconds(computed - prepared)
+        timing.sample_us, timing.total_us = _microseconds(done - computed), _microseconds(done - started)
+        result.stats.num_requests, result.stats.num_tokens = len(rows.slots), rows.num_tokens
+        result.status = worker_pb2.STEP_STATUS_DONE
+
+    def _move_blocks(self, step: worker_pb2.Step) -> None:
+        if step.blocks_to_zero:
+            zero_blocks(self._caches, as_index(unpack_i32(step.blocks_to_zero).astype(np.int64)))
+        if step.copy_sources:
+            sources, targets = unpack_i32(step.copy_sources), unpack_i32(step.copy_targets)
+            copy_blocks(self._caches, as_index(sources.astype(np.int64)), as_index(targets.astype(np.int64)))
+
+    def _sampling_rows(self, rows: Rows) -> NDArray[np.int64]:
+        """Rows that reach their last token in this step."""
+        reached = rows.computed + rows.scheduled >= self._batch.num_tokens[rows.slots]
+        return np.flatnonzero(reached & self._batch.samples[rows.slots])
+
+    def _sample(self, logits: torch.Tensor, slots: NDArray[np.int64]) -> Sampled:
+        batch = self._batch
+        sampled = sample(logits, batch.sampling, slots, batch.num_tokens[slots], batch.num_prompt[slots], batch.token_ids)
+        good = np.flatnonzero(sampled.flags == 0)
+        # Fed back here: the next step finds its token without having been told.
+        batch.token_ids[slots[good], batch.num_tokens[slots[good]]] = sampled.tokens[good]
+        batch.num_tokens[slots[good]] += 1
+        for row in good.tolist():
+            if int(slots[row]) in batch.sampling.extras:
+                batch.sampling.note_sampled(int(slots[row]), int(sampled.tokens[row]))
+        return sampled
+
+    def _report_prompts(self, rows: Rows, inputs: ModelInputs, hidden: torch.Tensor, result: worker_pb2.StepResult) -> None:
+        """Logprobs of prompt tokens whose predecessor ran in this step and that were not reported before."""
+        batch = self._batch
+        for row in np.flatnonzero(batch.prompt_logprobs[rows.slots] >= 0).tolist():
+            slot, computed = int(rows.slots[row]), int(rows.computed[row])
+            first = max(computed + 1, int(batch.prompt_logprobs_from[slot]))
+            last = min(computed + int(rows.scheduled[row]), int(batch.num_prompt[slot]) - 1)  # inclusive: position of the last target
+            for begin in range(first, last + 1, PROMPT_LOGITS_ROWS):
+                end = min(begin + PROMPT_LOGITS_ROWS, last + 1)
+                offset = int(inputs.starts[row]) - computed - 1
+                logits = self._model.logits(hidden[begin + offset : end + offset])
+                picked = prompt_logprobs(logits, batch.token_ids[slot, begin:end].tolist(), int(batch.prompt_logprobs[slot]))
+                result.prompt_logprobs.append(
+                    worker_pb2.PromptLogprobChunk(handle=int(rows.handles[row]), first_position=begin, logprobs=_logprobs_message(picked))
+                )
+
+    def _reply(self, rows: Rows, sampling: NDArray[np.int64], sampled: Sampled | None, result: worker_pb2.StepResult) -> None:
+        counts = np.zeros(len(rows.slots), dtype=np.int32)
+        if sampled is not None:
+            good = sampled.flags == 0
+            counts[sampling[good]] = 1
+            result.token_ids = pack_i32(sampled.tokens[good])
+            if sampled.flags.any():
+                flags = np.zeros(len(rows.slots), dtype=np.uint8)
+                flags[sampling] = sampled.flags
+                result.flags = pack_u8(flags)
+            if sampled.logprobs is not None:
+                kept = good[sampled.logprob_rows]
+                result.logprob_rows = pack_i32(sampling[sampled.logprob_rows[kept]])
+                result.logprobs.CopyFrom(_logprobs_message(_keep(sampled.logprobs, kept)))
+        result.handles = pack_u32(rows.handles)
+        result.token_counts = pack_i32(counts)
+
+
+def _keep(logprobs: TokenLogprobs, kept: NDArray[np.bool_]) -> TokenLogprobs:
+    if kept.all():
+        return logprobs
+    entries = np.repeat(kept, logprobs.counts)
+    return TokenLogprobs(logprobs.counts[kept], logprobs.token_ids[entries], logprobs.values[entries], logprobs.ranks[kept])
+
+
+def _logprobs_message(logprobs: TokenLogprobs) -> types_pb2.Logprobs:
+    return types_pb2.Logprobs(
+        counts=pack_i32(logprobs.counts),
+        token_ids=pack_i32(logprobs.token_ids),
+        values=pack_f32(logprobs.values),
+        ranks=pack_i32(logprobs.ranks),
+    )
+
+
+def _ints(values: Iterable[int]) -> NDArray[np.int64]:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _microseconds(seconds: float) -> int:
+    return int(seconds * 1e6)
+
+
+def _as_error(error: Exception) -> TrivetError:
+    if isinstance(error, TrivetError):
+        return error
+    if isinstance(error, MemoryError) or "not enough memory" in str(error) or "out of memory" in str(error):
+        return TrivetError(ErrorKind.OUT_OF_MEMORY, "the step did not fit into memory")
+    return TrivetError(ErrorKind.INTERNAL, f"the step failed: {type(error).__name__}; the worker's log has the details")

@@ -1,0 +1,56 @@
+"""The worker's life: load, attach, run steps, leave."""
+
+import asyncio
+import logging
+
+from trivet_chassis.clock import SystemClock
+from trivet_chassis.lifecycle import Lifecycle
+from trivet_chassis.metrics import MetricsServer
+from trivet_chassis.rpc import RpcServer, create_server
+
+from trivet_worker.config import WorkerSettings
+from trivet_worker.link import SchedulerLink
+from trivet_worker.loading import load_model
+from trivet_worker.metrics import WorkerMetrics
+from trivet_worker.step_thread import StepThread
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S = 0.5  # for the word to reach the scheduler
+
+
+async def serve(settings: WorkerSettings, lifecycle: Lifecycle) -> None:
+    """Until a drain is asked for."""
+    metrics, health = WorkerMetrics(), None
+    if settings.listen:
+        health = await create_server(settings.listen, register=lambda server: None, services=())
+        await health.start()
+    thread = StepThread()
+    model = await thread.call(lambda: load_model(settings))
+    link = SchedulerLink(settings, model, thread, SystemClock())
+    link.observe = metrics.observe
+    changed = asyncio.Event()
+    link.on_change = changed.set
+    page = MetricsServer(settings.metrics_listen, metrics.registry, ready=lambda: link.is_attached)
+    await page.start()
+    lifecycle.supervise(link.run(), "attach to the scheduler")
+    lifecycle.supervise(_show_health(link, changed, health, metrics), "health")
+    try:
+        await lifecycle.until_draining()
+        link.say_draining()
+        await asyncio.sleep(DRAIN_S)
+    finally:
+        thread.stop()
+        await page.stop()
+        if health is not None:
+            await health.stop()
+
+
+async def _show_health(link: SchedulerLink, changed: asyncio.Event, health: RpcServer | None, metrics: WorkerMetrics) -> None:
+    """SERVING means: attached, so steps come and are run."""
+    while True:
+        await changed.wait()
+        changed.clear()
+        metrics.attached.set(link.is_attached)
+        if health is not None:
+            await (health.health.serving() if link.is_attached else health.health.not_serving())
