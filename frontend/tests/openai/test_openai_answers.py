@@ -252,6 +252,34 @@ async def test_assistant_turns_without_content_and_parts_render_alike(http, sche
     assert (await whole(http, CHAT, messages=parts, max_tokens=1))["usage"]["prompt_tokens"] == 31
 
 
+async def test_a_final_message_is_continued_and_echoed_when_asked(http, scheduler) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "The answer is"}]
+    body = {"messages": messages, "max_tokens": 2, "add_generation_prompt": False, "continue_final_message": True}
+    plain = await whole(http, CHAT, **body)
+    echoed = await whole(http, CHAT, **body, echo=True)
+    assert echoed["choices"][0]["message"]["content"] == "The answer is" + plain["choices"][0]["message"]["content"]
+    prompt = (await whole(http, "/detokenize", tokens=unpack_i32(scheduler.adds[0].prompt_token_ids).tolist()))["prompt"]
+    assert prompt.endswith("The answer is")
+    refused = await http.post(CHAT, json=body | {"add_generation_prompt": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
+
+
+async def test_a_request_brings_its_own_template_only_where_that_is_allowed(http, start_frontend) -> None:
+    body = {
+        "messages": HELLO,
+        "max_tokens": 1,
+        "chat_template": "{{ messages[0].content }}{{ tail }}",
+        "chat_template_kwargs": {"tail": "!"},
+    }
+    refused = await http.post(CHAT, json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template")
+    async with start_frontend(trust_request_chat_template=True) as frontend, httpx.AsyncClient(base_url=frontend.http_url) as other:
+        assert (await whole(other, CHAT, **body))["usage"]["prompt_tokens"] == 2
+        refused = await other.post(CHAT, json=body | {"chat_template": "{{ raise_exception('not so') }}"})
+        assert refused.status_code == 400
+        assert "not so" in refused.json()["error"]["message"]
+
+
 async def test_messages_that_are_wrong_name_their_place(http) -> None:
     wrong = [{"role": "wizard", "content": "x"}, {"role": "user", "content": 5}, {"role": "user", "content": {"a": 1}}, "text", 7]
     wrong.append({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]})

@@ -100,6 +100,7 @@ def chat_input(body: ChatBody) -> ChatInput:
         chat_template=body.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
         reasoning_effort=body.reasoning_effort,
+        echo=bool(body.echo),
         add_special_tokens=body.add_special_tokens,
     )
 

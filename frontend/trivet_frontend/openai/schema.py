@@ -51,7 +51,6 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     store: bool | None = None
-    request_id: str | None = None
     response_format: Any = None
     structured_outputs: Any = None
 

@@ -18,6 +18,7 @@ from trivet_frontend.engine import EngineClient, EngineRequest, SamplingParams
 from trivet_frontend.serving.choice import Choice
 from trivet_frontend.serving.generation import Generation, PromptState, PromptWishes
 from trivet_frontend.serving.language import Language
+from trivet_frontend.serving.messages import normalised_messages
 from trivet_frontend.serving.metrics import FrontendMetrics
 from trivet_frontend.serving.options import ChatInput, CompletionInput, GenerationOptions
 from trivet_frontend.serving.outcome import PreparedPrompt
@@ -98,8 +99,9 @@ class Inference:
         with self._entry(model, options) as entry:
             tools = check_tools(chat.tools, chat.tool_choice)
             token_ids = await entry.model.language.encode_chat(replace(chat, tools=tools))
-            wishes = PromptWishes(prompt_logprobs=options.prompt_logprobs)
-            return await self._start(entry, [PreparedPrompt(token_ids)], options, wishes, request_id)
+            echoed = normalised_messages(chat.messages)[-1]["content"] if chat.echo and chat.continue_final_message else ""
+            wishes = PromptWishes(echo=bool(echoed), prompt_logprobs=options.prompt_logprobs)
+            return await self._start(entry, [PreparedPrompt(token_ids, echoed)], options, wishes, request_id)
 
     async def complete(self, completion: CompletionInput, options: GenerationOptions, *, model: str | None, request_id: str) -> Generation:
         """Continue one or several prompts. Who gets the generation must close it."""

@@ -46,13 +46,6 @@ class GenerationOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tracking:
-    """How a request is known to its caller: for logs, headers and ids, never for identity inside."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
     """A conversation and how to render it."""
 
@@ -65,6 +58,8 @@ class ChatInput:
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
     reasoning_effort: str | None = None
+    # With `continue_final_message`: the answer begins with the text that it continues.
+    echo: bool = False
     add_special_tokens: bool | None = None
 
 
