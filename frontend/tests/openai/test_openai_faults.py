@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from random import Random
 
 import httpx
 import openai
@@ -167,3 +168,30 @@ async def test_too_many_requests_are_told_to_come_back(start_frontend, scheduler
         # The door is open again, also after refusals.
         assert (await http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1})).status_code == 200
         assert frontend.inference.requests_inside == 0
+
+
+async def test_after_random_cancels_nothing_is_left(frontend, scheduler) -> None:
+    random = Random(7)
+    before = len(asyncio.all_tasks())
+
+    async def one(http: httpx.AsyncClient, number: int) -> None:
+        body = {"prompt": "x" * (number + 1), "max_tokens": random.randint(1, 64), "n": random.choice((1, 1, 3)), "stream": number % 2 == 0}
+        with contextlib.suppress(TimeoutError):
+            async with (
+                asyncio.timeout(random.uniform(0.001, 0.2) if number % 3 == 0 else 20),
+                http.stream("POST", COMPLETIONS, json=body) as a,
+            ):
+                async for _ in a.aiter_bytes():
+                    pass
+
+    limits = httpx.Limits(max_connections=64, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=frontend.http_url, limits=limits, timeout=20) as http:
+        await asyncio.gather(*(one(http, number) for number in range(64)))
+        async with asyncio.timeout(5):
+            await frontend.inference.until_empty()
+        await scheduler.until(lambda: not scheduler.live)
+        metrics = (await http.get("/metrics")).text
+    async with asyncio.timeout(5):
+        while len(asyncio.all_tasks()) > before:
+            await asyncio.sleep(0.02)
+    assert 'trivet_frontend_requests_in_flight{model_name="SmolLM2-135M-Instruct"} 0.0' in metrics
