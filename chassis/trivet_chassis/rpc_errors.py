@@ -61,9 +61,14 @@ def error_of(failure: grpc.aio.AioRpcError) -> TrivetError:
 
 async def abort(context: _Context, error: TrivetError) -> None:
     """End the call with the error's status and the error itself in the trailing metadata. Always raises gRPC's AbortError."""
-    message = error.to_proto()
-    message.message = _shortened(error.message)
-    await context.abort(error.appearance.grpc_status, message.message, ((ERROR_KEY, message.SerializeToString()),))
+    carried = TrivetError(
+        error.kind,
+        _carriable(error.message),
+        param=None if error.param is None else _carriable(error.param),
+        retryable=error.retryable,
+        retry_after_ms=error.retry_after_ms,
+    )
+    await context.abort(error.appearance.grpc_status, carried.message, ((ERROR_KEY, carried.to_proto().SerializeToString()),))
 
 
 def request_id_metadata() -> tuple[tuple[str, str], ...]:
@@ -154,7 +159,8 @@ def _take_request_id(context: _Context) -> None:
     request_id.set(uuid.uuid4().hex)
 
 
-def _shortened(text: str) -> str:
+def _carriable(text: str) -> str:
+    """Short enough, and without the lone surrogates that JSON lets a user send and protobuf refuses."""
     encoded = text.encode(errors="replace")
     if len(encoded) <= MAX_ERROR_TEXT_BYTES:
         return encoded.decode()

@@ -49,7 +49,7 @@ def parse_size(text: str) -> int:
     scale = UNITS.get(unit.upper())
     if scale is None:
         raise ValueError(f"{unit!r} is no unit of size: use B, KiB, MiB, GiB, TiB")
-    return int(Decimal(number) * scale)
+    return int(Decimal(number) * scale) if "." in number else int(number) * scale
 
 
 def _parse(field: Field, raw: object) -> object:
