@@ -1,17 +1,14 @@
-"""The worker's settings: data, nothing else."""
+"""The worker's settings: data, nothing else; read by the launcher too, which imports no torch."""
 
 import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-import torch
 from trivet_chassis.addresses import parse_address, refuse_public
 from trivet_chassis.logging import LogFormat, LogLevel
 from trivet_chassis.settings import Setting
 from trivet_proto.errors import invalid
-
-from trivet_worker.weights.loader import LoadFormat
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
@@ -37,7 +34,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory_utilization: Annotated[
         float, Setting(help="share of the memory that is free after loading which the KV cache may take", minimum=0.01, maximum=0.95)
     ] = 0.2
-    load_format: Annotated[LoadFormat, Setting(help="dummy: random weights, nothing is read but the config")] = "auto"
+    load_format: Annotated[Literal["auto", "dummy"], Setting(help="dummy: random weights, nothing is read but the config")] = "auto"
     attention_backend: Annotated[Literal["auto", "torch"], Setting(help="how attention runs")] = "auto"
     threads: Annotated[int | None, Setting(help="compute threads; none: one per core", minimum=1)] = None
     log_level: Annotated[LogLevel, Setting(help="least severe level that is logged")] = "info"
@@ -55,10 +52,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def replica_name(self) -> str:
         return self.name or f"worker-{os.getpid()}"
 
-    def torch_dtype(self) -> torch.dtype:
+    @property
+    def chosen_dtype(self) -> Literal["float32", "bfloat16"]:
+        """What auto means on this machine."""
         if self.dtype == "auto":
-            return torch.bfloat16 if _has_bfloat16() else torch.float32
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.dtype]
+            return "bfloat16" if _has_bfloat16() else "float32"
+        return self.dtype
 
     def context(self, of_model: int) -> int:
         """Raises INVALID_ARGUMENT when more is asked than the model was made for."""

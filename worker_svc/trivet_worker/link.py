@@ -1,7 +1,7 @@
 """The worker's end of `Attach`: dial, say what this replica is, allocate what the scheduler configures, run its steps.
 
-When the stream ends it dials again. The event loop owns the stream and the heartbeats, the step thread owns the runner. Before it dials again the worker has finished or
-discarded every step it held; an answer of an older epoch is never sent.
+When the stream ends it dials again. The event loop owns the stream and the heartbeats, the step thread owns the runner. Before it dials
+again the worker has finished or discarded every step it held; an answer of an older epoch is never sent.
 """
 
 import asyncio
@@ -45,6 +45,7 @@ class SchedulerLink:
         self._epoch: types_pb2.Epoch | None = None
         self._parts: worker_pb2.Step | None = None
         self._heard_at = 0.0
+        self._is_configuring = False
         self._last_received: int | None = None
         self._running: tuple[int, float] | None = None  # step, since
         self.is_attached = False
@@ -117,11 +118,12 @@ class SchedulerLink:
             yield message
 
     async def _watch(self, call: "grpc.aio.StreamStreamCall[Outgoing, worker_pb2.AttachResponse]") -> None:
-        while self._clock.monotonic() - self._heard_at <= SILENCE_S:
+        # While the cache is being allocated nobody reads the stream.
+        while self._is_configuring or self._clock.monotonic() - self._heard_at <= SILENCE_S:
             await asyncio.sleep(HEARTBEAT_S / 2)
         call.cancel()
 
-    async def _take(self, message: worker_pb2.AttachResponse, stub: worker_pb2_grpc.WorkerServiceAsyncStub) -> None:
+    async def _take(self, message: worker_pb2.AttachResponse, stub: "worker_pb2_grpc.WorkerServiceAsyncStub") -> None:
         kind = message.WhichOneof("message")
         if kind == "step":
             self._take_step(message.step)
@@ -132,11 +134,16 @@ class SchedulerLink:
         elif kind == "drain":
             logger.info("the scheduler drains: %s", message.drain.reason)
 
-    async def _configure(self, configure: worker_pb2.Configure, stub: worker_pb2_grpc.WorkerServiceAsyncStub) -> None:
+    async def _configure(self, configure: worker_pb2.Configure, stub: "worker_pb2_grpc.WorkerServiceAsyncStub") -> None:
         config = configure.ranks[0]
-        await self._thread.call(lambda: self._model.runner.configure(config))
-        if configure.bundle_wanted:
-            await stub.PutBundle(self._bundle_chunks())
+        self._is_configuring = True
+        try:
+            await self._thread.call(lambda: self._model.runner.configure(config))
+            if configure.bundle_wanted:
+                await stub.PutBundle(self._bundle_chunks())
+        finally:
+            self._is_configuring = False
+            self._heard_at = self._clock.monotonic()
         self._epoch = configure.epoch
         self.is_attached = True
         self._out.put_nowait(Outgoing(ready=worker_pb2.Ready(epoch=configure.epoch, num_blocks=config.num_blocks)))
@@ -215,7 +222,7 @@ class SchedulerLink:
         )
 
     def _heartbeat(self) -> types_pb2.Heartbeat:
-        beat = types_pb2.Heartbeat(activity=types_pb2.ACTIVITY_NONE)
+        beat = types_pb2.Heartbeat(activity=types_pb2.ACTIVITY_LOAD if self._is_configuring else types_pb2.ACTIVITY_NONE)
         if self._last_received is not None:
             beat.last_step_received = self._last_received
         running = self._running

@@ -21,6 +21,7 @@ from trivet_worker.weights import loader
 
 logger = logging.getLogger(__name__)
 
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_LOGPROBS = 20
 LOG_EVERY = 0.25  # of the weights, where there is no terminal to show a bar
 
@@ -43,7 +44,7 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     checkpoint = open_checkpoint(resolve_model(settings.model))
-    dtype, context = settings.torch_dtype(), settings.context(checkpoint.max_model_len)
+    dtype, context = TORCH_DTYPES[settings.chosen_dtype], settings.context(checkpoint.max_model_len)
     model = build_model(checkpoint.config, dtype, context)
     caches = model.layer_caches()
     selection = select_backend(

@@ -6,6 +6,7 @@ mapped zeroed, so pages cost memory only once they are written.
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.v1 import types_pb2
@@ -27,7 +28,8 @@ def allocate_caches(config: types_pb2.KvCacheConfig, layers: Sequence[LayerCache
             raise _unfit(f"the layer {tensor.layers[0]}")
         if tensor.size_bytes != config.num_blocks * layer.page_bytes(block_size):
             raise _unfit(f"{tensor.size_bytes} bytes for {config.num_blocks} blocks of layer {layer.layer}")
-        flat = torch.zeros(tensor.size_bytes, dtype=torch.int8)
+        # numpy maps zeroed pages that cost nothing until written; torch.zeros would touch all of them now.
+        flat = torch.from_numpy(np.zeros(tensor.size_bytes, dtype=np.int8))
         caches[layer.layer] = strided_view(flat, layer, config.num_blocks, block_size)
     missing = by_name.keys() - caches.keys()
     if missing:
