@@ -33,7 +33,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "served_model_name": (FRONTEND,),
     "chat_template": (FRONTEND,),
     "generation_config": (FRONTEND,),
-    "drain_timeout": (FRONTEND,),
+    "drain_timeout": (SCHEDULER, FRONTEND),
     "log_level": EVERY_SERVICE,
     "log_format": EVERY_SERVICE,
 }

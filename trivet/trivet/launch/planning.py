@@ -40,6 +40,8 @@ class _Argument:
 
     @property
     def words(self) -> tuple[str, ...]:
+        if self.setting == "model":
+            return (str(self.value),)  # as people write it: not a flag
         name = self.setting.replace("_", "-")
         if isinstance(self.value, bool):
             return (f"--{name}" if self.value else f"--no-{name}",)

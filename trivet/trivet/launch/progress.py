@@ -115,17 +115,19 @@ class TerminalProgress:
             self._live = None
         self._rows.clear()
 
-    def _render(self) -> RenderableType:
+    def rows(self) -> list[Text]:
+        """One line for each service that is not ready."""
         now = self._clock.monotonic()
-        spin = self._spinner.render(now)
-        frame = spin if isinstance(spin, Text) else Text("·")
-        return Group(
-            *(
-                Text.assemble(frame, f" {service:<10} {row.activity}", (f"  {now - row.started:.0f} s", "dim"))
-                for service, row in self._rows.items()
-                if row.took is None
-            )
-        )
+        frame = self._spinner.render(now)
+        assert isinstance(frame, Text), "a spinner without a text of its own is its frame"
+        return [
+            Text.assemble(frame, f" {service:<10} {row.activity}", (f"  {now - row.started:.0f} s", "dim"))
+            for service, row in self._rows.items()
+            if row.took is None
+        ]
+
+    def _render(self) -> RenderableType:
+        return Group(*self.rows())
 
 
 class _Output:

@@ -1,0 +1,104 @@
+"""Who gets which flag, what the services' own sources still decide, and that nobody sees a secret."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from trivet.launch.ownership import FRONTEND, OWNERS, SCHEDULER, WORKER
+from trivet.launch.plan import LaunchPlan, ProcessPlan
+from trivet.launch.planning import plan_launch
+from trivet.launch.settings import load_serve_settings
+from trivet_frontend.config import FrontendSettings
+from trivet_proto.errors import TrivetError
+from trivet_scheduler.config import SchedulerSettings
+from trivet_worker.config import WorkerSettings
+
+RUN = Path("/run/x")
+CLASSES: Mapping[str, type[msgspec.Struct]] = {SCHEDULER: SchedulerSettings, WORKER: WorkerSettings, FRONTEND: FrontendSettings}
+
+
+def plan(*argv: str, environ: Mapping[str, str] | None = None) -> LaunchPlan:
+    settings = load_serve_settings(argv, environ or {}, prog="trivet serve")
+    return plan_launch(settings, environ or {}, RUN, log_format="text")
+
+
+def process(planned: LaunchPlan, name: str) -> ProcessPlan:
+    return next(process for process in planned.processes if process.name == name)
+
+
+def flags(planned: LaunchPlan, name: str) -> Sequence[str]:
+    return process(planned, name).command[3:]
+
+
+@pytest.mark.parametrize(("setting", "owner"), [(setting, owner) for setting, owners in OWNERS.items() for owner in owners])
+def test_each_owner_has_the_setting(setting: str, owner: str) -> None:
+    assert setting in {field.name for field in msgspec.structs.fields(CLASSES[owner])}
+
+
+def test_the_scheduler_starts_first_and_the_frontend_last() -> None:
+    assert [process.name for process in plan().processes] == [SCHEDULER, WORKER, FRONTEND]
+
+
+def test_services_meet_over_sockets_in_the_run_directory() -> None:
+    planned = plan()
+    for name in (SCHEDULER, WORKER, FRONTEND):
+        command = process(planned, name).command
+        assert command[:3] == (sys.executable, "-m", f"trivet_{name}")
+        assert process(planned, name).health == f"unix:/run/x/{name}.sock"
+    assert "--scheduler=unix:/run/x/scheduler.sock" in flags(planned, FRONTEND)
+    assert "--scheduler=unix:/run/x/scheduler.sock" in flags(planned, WORKER)
+
+
+def test_flags_reach_their_owner_alone() -> None:
+    planned = plan("--dtype", "float32", "--no-enable-prefix-caching", "--served-model-name", "a,b", "--port", "9000")
+    assert "--dtype=float32" in flags(planned, WORKER)
+    assert "--no-enable-prefix-caching" in flags(planned, SCHEDULER)
+    assert "--served-model-name=a,b" in flags(planned, FRONTEND)
+    assert not any("dtype" in flag or "prefix" in flag for flag in flags(planned, FRONTEND))
+    assert planned.gateway.port == 9000
+
+
+def test_what_was_not_given_is_left_to_the_service() -> None:
+    assert not any(flag.startswith(("--dtype", "--block-size", "--port")) for name in CLASSES for flag in flags(plan(), name))
+
+
+def test_a_secret_is_in_nobodys_command_line_and_in_one_environment() -> None:
+    planned = plan("--api-key", "hush", environ={"PATH": "/bin"})
+    assert not any("hush" in word for one in planned.processes for word in one.command)
+    assert not any("hush" in one.description for one in planned.processes)
+    assert [one.name for one in planned.processes if "hush" in one.environment.values()] == [FRONTEND]
+    assert planned.gateway.api_key == "hush"
+
+
+def test_a_service_sees_its_own_variables() -> None:
+    planned = plan(environ={"TRIVET_WORKER_DTYPE": "float32", "TRIVET_SERVE_PORT": "9002", "HOME": "/h"})
+    assert process(planned, WORKER).environment == {"TRIVET_WORKER_DTYPE": "float32", "HOME": "/h"}
+    assert process(planned, SCHEDULER).environment == {"HOME": "/h"}
+    assert planned.gateway.port == 9002
+
+
+def test_the_services_read_the_same_file(tmp_path: Path) -> None:
+    file = tmp_path / "trivet.toml"
+    file.write_text('[worker]\ndtype = "float32"\n[frontend]\nport = 9003\ngrpc_listen = "127.0.0.1:9004"\ndrain_timeout = 3\n')
+    planned = plan("--config", str(file))
+    assert all(one.environment["TRIVET_CONFIG"] == str(file) for one in planned.processes)
+    assert planned.gateway.port == 9003
+    assert planned.gateway.grpc_listen == process(planned, FRONTEND).health == "127.0.0.1:9004"
+    assert 3 < process(planned, FRONTEND).stop_within_s < 10
+    assert f"dtype = 'float32'  [file {file}]" in process(planned, WORKER).description
+
+
+def test_descriptions_tell_where_a_value_was_said() -> None:
+    described = process(plan("--dtype", "float32", environ={"TRIVET_SERVE_BLOCK_SIZE": "32"}), WORKER).description
+    assert "dtype = 'float32'  [flag --dtype]" in described
+    assert "block_size = 32  [env TRIVET_SERVE_BLOCK_SIZE]" in described
+    assert "scheduler = 'unix:/run/x/scheduler.sock'  [the launcher]" in described
+
+
+def test_a_value_that_a_service_refuses_is_refused_before_anything_starts() -> None:
+    with pytest.raises(TrivetError, match="--dtype"):
+        plan("--dtype", "float99")
+    with pytest.raises(TrivetError, match="TRIVET_SCHEDULER_POLICE"):
+        plan(environ={"TRIVET_SCHEDULER_POLICE": "fcfs"})
