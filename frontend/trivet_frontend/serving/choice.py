@@ -5,23 +5,11 @@ leave together.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from trivet_frontend.engine import AbortReason, FinishReason, Submission, TokenLogprobs, TokenStream
 from trivet_frontend.serving.outcome import ChoiceDelta, TokenLogprob
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Text that may leave, and how many of the tokens pushed so far it completes since the last release.
-
-    `stop` is the stop string that ended the text; tokens after the one that completed it never leave.
-    """
-
-    text: str
-    tokens: int
-    stop: str | None = None
+from trivet_frontend.text import Release
 
 
 class OutputText(Protocol):

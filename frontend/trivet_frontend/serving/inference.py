@@ -14,11 +14,11 @@ from dataclasses import replace
 from trivet_chassis.clock import Clock
 from trivet_proto.errors import ErrorKind, TrivetError
 
+from trivet_frontend.chat import normalised_messages
 from trivet_frontend.engine import EngineClient, EngineRequest, SamplingParams
 from trivet_frontend.serving.choice import Choice
 from trivet_frontend.serving.generation import Generation, PromptState, PromptWishes
 from trivet_frontend.serving.language import Language
-from trivet_frontend.serving.messages import normalised_messages
 from trivet_frontend.serving.metrics import FrontendMetrics
 from trivet_frontend.serving.options import ChatInput, CompletionInput, GenerationOptions
 from trivet_frontend.serving.outcome import PreparedPrompt

@@ -13,14 +13,12 @@ from tokenizers import Tokenizer
 from trivet_checkpoint import ModelBundle
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
 
+from trivet_frontend.chat import compiled, normalised_messages, render
 from trivet_frontend.engine import ModelDescription, TokenLogprobs
-from trivet_frontend.serving.messages import normalised_messages
 from trivet_frontend.serving.options import ChatInput, GenerationOptions
 from trivet_frontend.serving.outcome import TokenLogprob
-from trivet_frontend.serving.output_text import IncrementalText
 from trivet_frontend.serving.sampling import check_text_length
-from trivet_frontend.serving.template import compiled, render
-from trivet_frontend.serving.token_bytes import TokenBytes
+from trivet_frontend.text import IncrementalText, TokenBytes
 
 ResultT = TypeVar("ResultT")
 

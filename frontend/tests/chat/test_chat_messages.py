@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trivet_frontend.serving.messages import ROLES, normalised_messages
-from trivet_frontend.serving.template import render
+from trivet_frontend.chat import normalised_messages, render
+from trivet_frontend.chat.messages import ROLES
 from trivet_proto.errors import ErrorKind, TrivetError
 
 JSON = st.recursive(

@@ -8,9 +8,21 @@ wins.
 import codecs
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from trivet_frontend.serving.choice import Release
-from trivet_frontend.serving.token_bytes import TokenBytes
+from trivet_frontend.text.token_bytes import TokenBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Text that may leave, and how many of the tokens pushed so far it completes since the last release.
+
+    `stop` is the stop string that ended the text; tokens after the one that completed it never leave.
+    """
+
+    text: str
+    tokens: int
+    stop: str | None = None
 
 
 class IncrementalText:

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from trivet_checkpoint import bundle_of, open_checkpoint, resolve_model
-from trivet_frontend.serving.output_text import IncrementalText
-from trivet_frontend.serving.token_bytes import TokenBytes
+from trivet_frontend.text import IncrementalText, TokenBytes
 
 _FILES = bundle_of(open_checkpoint(resolve_model(None))).files
 TOKENIZER = Tokenizer.from_str(_FILES["tokenizer.json"].decode())
