@@ -408,6 +408,7 @@ class Scheduler:
         for handle, first, logprobs in outcome.prompt_logprobs:
             self._take_prompt_logprobs(by_handle.get(handle), first, logprobs, deltas)
         row_logprobs = set(outcome.logprob_rows.tolist())
+        self._make_durable(replica, flight)
         table, now = self.table, self._clock.monotonic()
         token_ids: list[int] = outcome.token_ids.tolist()
         token_counts: list[int] = outcome.token_counts.tolist()
@@ -422,15 +423,11 @@ class Scheduler:
             if request.status.is_finished:
                 continue  # overrun: it ended while this step ran
             request.failures = 0
-            if request.worker_handle == flight.handles[row]:
-                slot = request.slot
-                table.pending[slot] -= flight.samples[row]
-                self._make_durable(replica, request, int(flight.counts[row]))
             if flags[row]:
                 self._end_broken(replica, request, flags[row], deltas.setdefault(request, Delta(request)))
                 continue
             if sampled:
-                delta = deltas.setdefault(request, Delta(request))
+                delta = deltas.get(request) or deltas.setdefault(request, Delta(request))
                 if request.first_token_at is None:
                     request.first_token_at = now
                     delta.timing = _timing(request)
@@ -446,34 +443,47 @@ class Scheduler:
 
     def _append(self, request: Request, sampled: list[int], delta: Delta) -> int:
         """Add sampled tokens up to the one that ends the request; returns how many counted."""
-        spec, table, slot = request.spec, self.table, request.slot
-        for position, token in enumerate(sampled):
-            request.output.append(token)
-            delta.token_ids.append(token)
-            table.tokens[slot] += 1
-            self.totals.generation_tokens += 1
-            if token in spec.stop_ids and len(request.output) > spec.min_tokens:
-                request.stop_token = token
-                self._finish(request, Status.FINISHED_STOPPED, delta)
-                return position + 1
-            if table.tokens[slot] >= table.limit[slot]:
-                self._finish(request, Status.FINISHED_LENGTH, delta)
-                return position + 1
-        return len(sampled)
+        spec, output = request.spec, request.output
+        num_prompt, limit = len(spec.prompt), int(self.table.limit[request.slot])
+        finish, taken = None, 0
+        for token in sampled:
+            output.append(token)
+            taken += 1
+            if token in spec.stop_ids and len(output) > spec.min_tokens:
+                request.stop_token, finish = token, Status.FINISHED_STOPPED
+                break
+            if num_prompt + len(output) >= limit:
+                finish = Status.FINISHED_LENGTH
+                break
+        delta.token_ids.extend(sampled[:taken])
+        self.table.tokens[request.slot] = num_prompt + len(output)
+        self.totals.generation_tokens += taken
+        if finish is not None:
+            self._finish(request, finish, delta)
+        return taken
 
-    def _make_durable(self, replica: Replica, request: Request, count: int) -> None:
-        """Keys and values of `count` more tokens are written for good: full blocks can now be found by others."""
-        slot = request.slot
-        self.table.durable[slot] += count
-        full = int(self.table.durable[slot]) // replica.kv.block_size
-        if full > request.named_blocks:
-            self._extend_chain(replica, request)
-            # A token that is still pending cannot be named: its block waits for the next answer.
-            full = min(full, len(request.chain))
-            replica.kv.name(request.block_table, request.chain, request.named_blocks, full)
-            request.named_blocks = max(full, request.named_blocks)
-        if request in self._children and int(self.table.durable[slot]) >= self._shared_tokens(replica, request):
-            self._release_children(request)
+    def _make_durable(self, replica: Replica, flight: Flight) -> None:
+        """The keys and values of a step's tokens are written for good: full blocks can now be found by others."""
+        # A row whose request has ended or been preempted meanwhile belongs to a life that is over.
+        rows = [row for row, request in enumerate(flight.requests) if request.worker_handle == flight.handles[row]]
+        slots = np.fromiter((flight.requests[row].slot for row in rows), dtype=np.int64, count=len(rows))
+        self.table.pending[slots] -= flight.samples[rows]
+        durable = self.table.durable[slots] + flight.counts[rows]
+        self.table.durable[slots] = durable
+        full: list[int] = (durable // replica.kv.block_size).tolist()
+        for row, num_full in zip(rows, full, strict=True):
+            request = flight.requests[row]
+            if num_full > request.named_blocks:
+                self._name_blocks(replica, request, num_full)
+            if request in self._children and num_full * replica.kv.block_size >= self._shared_tokens(replica, request):
+                self._release_children(request)
+
+    def _name_blocks(self, replica: Replica, request: Request, full: int) -> None:
+        self._extend_chain(replica, request)
+        # A token that is still pending cannot be named: its block waits for the next answer.
+        full = min(full, len(request.chain))
+        replica.kv.name(request.block_table, request.chain, request.named_blocks, full)
+        request.named_blocks = max(full, request.named_blocks)
 
     def _take_prompt_logprobs(self, request: Request | None, first: int, logprobs: object, deltas: dict[Request, Delta]) -> None:
         if request is None or request.status.is_finished:
@@ -575,7 +585,8 @@ class Scheduler:
         if not self.settings.enable_prefix_caching:
             # Children of one prompt still share; nobody else can know this salt.
             keys = HashKeys(keys.adapter, keys.salt + request.spec.uid)
-        extend_chain(request.chain, request.all_ids(), replica.kv.block_size, keys)
+        block_size = replica.kv.block_size
+        extend_chain(request.chain, request.ids_from(len(request.chain) * block_size), block_size, keys)
 
     def _best_replica(self, request: Request) -> Replica:
         """Where the resulting load (prompt tokens still to run there, plus those this request could not reuse) is least."""

@@ -21,6 +21,8 @@ class WaitingQueue:
         self._heap: list[tuple[int, int, Request]] = []
         self._waiting: set[Request] = set()
         self._blocked: set[Request] = set()
+        self._tokens: dict[Request, int] = {}  # of those who wait, as they came
+        self._num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._blocked)
@@ -31,10 +33,13 @@ class WaitingQueue:
     @property
     def num_uncached_tokens(self) -> int:
         """Tokens that still have to be computed before those who wait have their first token; an upper bound, prefix hits are not known."""
-        return sum(request.num_tokens for request in (*self._waiting, *self._blocked))
+        return self._num_tokens
 
     def push(self, request: Request) -> None:
         self._waiting.add(request)
+        if request not in self._tokens:
+            self._tokens[request] = request.num_tokens
+            self._num_tokens += self._tokens[request]
         heapq.heappush(self._heap, (*self.rank(request), request))
 
     def block(self, request: Request) -> None:
@@ -56,6 +61,7 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         self._waiting.discard(request)
         self._blocked.discard(request)
+        self._num_tokens -= self._tokens.pop(request, 0)
 
     def rank(self, request: Request) -> tuple[int, int]:
         """Lower runs first. Arrival numbers are unique, so requests themselves are never compared."""

@@ -150,6 +150,13 @@ class Request:
         """A limit of no output tokens: the prompt runs for its logprobs alone."""
         return int(self.table.limit[self.slot]) <= self.num_prompt
 
+    def ids_from(self, start: int) -> NDArray[np.int32]:
+        """Prompt and output from a position on; costs what it returns, not what came before."""
+        num_prompt = len(self.spec.prompt)
+        if start >= num_prompt:
+            return np.asarray(self.output[start - num_prompt :], dtype=np.int32)
+        return np.concatenate([self.spec.prompt[start:], np.asarray(self.output, dtype=np.int32)])
+
     def all_ids(self) -> NDArray[np.int32]:
         """Prompt, then output so far."""
         return np.concatenate([self.spec.prompt, np.asarray(self.output, dtype=np.int32)]) if self.output else self.spec.prompt

@@ -22,10 +22,10 @@ class HashKeys:
     salt: bytes = b""
 
 
-def extend_chain(chain: list[bytes], token_ids: NDArray[np.int32], block_size: int, keys: HashKeys) -> None:
-    """Append the hashes of those full blocks of `token_ids` that `chain` does not have yet."""
-    for index in range(len(chain), len(token_ids) // block_size):
-        chain.append(block_hash(chain[-1] if chain else ROOT, token_ids[index * block_size : (index + 1) * block_size], index, keys))
+def extend_chain(chain: list[bytes], later_ids: NDArray[np.int32], block_size: int, keys: HashKeys) -> None:
+    """Append the hashes of the full blocks of `later_ids`: the tokens after those that `chain` stands for."""
+    for start in range(0, len(later_ids) - block_size + 1, block_size):
+        chain.append(block_hash(chain[-1] if chain else ROOT, later_ids[start : start + block_size], len(chain), keys))
 
 
 def block_hash(parent: bytes, token_ids: NDArray[np.int32], index: int, keys: HashKeys) -> bytes:

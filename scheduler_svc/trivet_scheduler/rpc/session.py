@@ -131,6 +131,8 @@ class FrontendSession:
             raise TrivetError(ErrorKind.UNIMPLEMENTED, f"the model does not serve {types_pb2.Task.Name(add.task)}; it serves generation")
         if add.HasField("structured_output"):
             raise TrivetError(ErrorKind.UNIMPLEMENTED, "structured output is not served yet", param="structured_output")
+        if add.resume:
+            raise TrivetError(ErrorKind.UNIMPLEMENTED, "taking over a started request is not served yet", param="resume")
         if add.media or add.adapter:
             raise TrivetError(ErrorKind.UNIMPLEMENTED, "the model takes no media and no adapters")
         if len(add.uid) != UID_BYTES:
