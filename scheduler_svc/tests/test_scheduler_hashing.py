@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 from trivet_scheduler.kv.hashing import HashKeys, coarser_chain, extend_chain, group_key
 
 SIZE = 4
+PLAIN = HashKeys()
 
 
-def chain_of(ids: list[int], keys: HashKeys = HashKeys(), size: int = SIZE) -> list[bytes]:
+def chain_of(ids: list[int], keys: HashKeys = PLAIN) -> list[bytes]:
     chain: list[bytes] = []
-    extend_chain(chain, np.array(ids, dtype=np.int32), size, keys)
+    extend_chain(chain, np.array(ids, dtype=np.int32), SIZE, keys)
     return chain
 
 
