@@ -16,6 +16,7 @@ GENERATION_CONFIG = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+NEEDED = (CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG)
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,22 @@ class ModelBundle:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ModelBundle":
+        """Raises INVALID_ARGUMENT when the data is no bundle or lacks a file."""
         try:
-            return cls(msgspec.msgpack.decode(data, type=dict[str, bytes]))
-        except msgspec.DecodeError as error:
+            bundle = cls(msgspec.msgpack.decode(data, type=dict[str, bytes]))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(f"the model bundle cannot be read: {error}") from error
+        missing = [name for name in NEEDED if name not in bundle.files]
+        if missing:
+            raise invalid(f"the model bundle lacks {', '.join(missing)}")
+        return bundle
 
     def json(self, name: str) -> dict[str, Any]:
         """A JSON file of the bundle."""
-        document = msgspec.json.decode(self.files[name])
-        assert isinstance(document, dict), name
+        try:
+            document: dict[str, Any] = msgspec.json.decode(self.files[name], type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise invalid(f"the model bundle's {name} is no JSON object: {error}") from error
         return document
 
     @property

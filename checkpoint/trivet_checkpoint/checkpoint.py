@@ -58,6 +58,7 @@ class Checkpoint:
 
     path: Path
     format: Literal["gguf", "safetensors"]
+    name: str  # what the model is called when nobody names it
     config: dict[str, Any]
     generation_config: dict[str, Any]
     tokenizer_config: dict[str, Any]
@@ -69,11 +70,6 @@ class Checkpoint:
     def tokenizer_json(self) -> bytes:
         """A tokenizer file for `tokenizers.Tokenizer.from_buffer`."""
         return self.build_tokenizer()
-
-    @property
-    def name(self) -> str:
-        """What the model is called when nobody names it."""
-        return str(self.config.get("_name") or self.path.stem)
 
     @property
     def vocab_size(self) -> int:
@@ -93,12 +89,23 @@ class Checkpoint:
     def read(self, name: str) -> NDArray[np.uint8]:
         """The tensor's stored bytes, a view of the mapped file."""
         record = self.record(name)
-        return np.memmap(record.file, dtype=np.uint8, mode="r", offset=record.offset, shape=(record.size,))
+        if not record.size:
+            return np.empty(0, dtype=np.uint8)  # nothing to map
+        try:
+            return np.memmap(record.file, dtype=np.uint8, mode="r", offset=record.offset, shape=(record.size,))
+        except (OSError, ValueError) as error:  # the file went away or became shorter
+            raise TrivetError(
+                ErrorKind.FAILED_PRECONDITION, f"{record.file}: tensor {name} cannot be read any more, the file has changed: {error}"
+            ) from error
 
     def load(self, name: str) -> NDArray[np.float32]:
         """The tensor as float32, rows in Hugging Face's order."""
         record = self.record(name)
-        values = dequantize(record.kind, record.shape, self.read(name))
+        raw = self.read(name)
+        try:
+            values = dequantize(record.kind, record.shape, raw)
+        except TrivetError as error:
+            raise TrivetError(error.kind, f"{record.file}: tensor {name}: {error.message}") from error
         return halves_apart(values, record.rotary_heads) if record.rotary_heads else values
 
     @cached_property

@@ -2,7 +2,7 @@
 
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from trivet_proto.errors import invalid
@@ -12,13 +12,27 @@ from trivet_checkpoint.quantization import FORMATS
 
 INDEX = "model.safetensors.index.json"
 LONGEST_HEADER = 256 * 1024 * 1024
-DTYPES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _TensorEntry(msgspec.Struct):
     dtype: str
-    shape: list[int]
+    shape: list[Annotated[int, msgspec.Meta(ge=0)]]
     data_offsets: tuple[int, int]
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _TokenizerModel(msgspec.Struct):
+    vocab: Any = None  # unigram models have a list of scores here
+
+
+class _TokenizerFile(msgspec.Struct):
+    model: _TokenizerModel
+    added_tokens: list[_AddedToken] = []
 
 
 def open_folder(path: Path) -> Checkpoint:
@@ -29,17 +43,20 @@ def open_folder(path: Path) -> Checkpoint:
     tokenizer = path / "tokenizer.json"
     if not tokenizer.exists():
         raise invalid(f"{path}: tokenizer.json is missing; save the model's fast tokenizer there")
-    vocabulary = _added_ids(tokenizer)
-    config.setdefault("_name", path.resolve().name)
+    vocabulary = _vocabulary(tokenizer)
+    tensors = _records(path)
+    # A config that does not speak of tying is tied exactly when there is no other head.
+    config.setdefault("tie_word_embeddings", "lm_head.weight" not in tensors)
     return Checkpoint(
         path=path,
         format="safetensors",
+        name=path.resolve().name,
         config=config,
         generation_config=generation_config,
         tokenizer_config=tokenizer_config,
         special_tokens=_special_tokens(config, generation_config, tokenizer_config, vocabulary),
         chat_template=_chat_template(path, tokenizer_config),
-        tensors=_records(path),
+        tensors=tensors,
         build_tokenizer=tokenizer.read_bytes,
     )
 
@@ -59,17 +76,24 @@ def _normalise(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _records(path: Path) -> dict[str, TensorRecord]:
     index = path / INDEX
-    if index.exists():
-        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
-        files = [path / name for name in names]
-    else:
-        files = sorted(path.glob("*.safetensors"))
+    weight_map = _weight_map(index) if index.exists() else {}
+    files = sorted({path / name for name in weight_map.values()}) or sorted(path.glob("*.safetensors"))
     if not files:
         raise invalid(f"{path}: no safetensors files; weights in other formats are not read")
     records: dict[str, TensorRecord] = {}
     for file in files:
         records.update(_read_header(file))
+    for name, shard in weight_map.items():
+        if name not in records:
+            raise invalid(f"{path / shard}: tensor {name} is missing, {INDEX} places it there")
     return records
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        return msgspec.convert(_read_json(index).get("weight_map"), dict[str, str])
+    except msgspec.ValidationError as error:
+        raise invalid(f"{index}: weight_map must name a file for each tensor: {error}") from error
 
 
 def _read_header(file: Path) -> dict[str, TensorRecord]:
@@ -82,7 +106,7 @@ def _read_header(file: Path) -> dict[str, TensorRecord]:
             header = msgspec.json.decode(stream.read(length), type=dict[str, Any])
     except OSError as error:
         raise invalid(f"{file} cannot be read: {error.strerror}") from error
-    except (struct.error, msgspec.DecodeError) as error:
+    except (struct.error, *UNREADABLE) as error:
         raise invalid(f"{file} is no safetensors file: its header cannot be read") from error
     header.pop("__metadata__", None)
     return {name: _place(file, name, entry, 8 + length, total) for name, entry in header.items()}
@@ -94,7 +118,7 @@ def _place(file: Path, name: str, raw: object, start: int, total: int) -> Tensor
     except msgspec.ValidationError as error:
         raise invalid(f"{file}: the description of tensor {name} is broken: {error}") from error
     begin, end = entry.data_offsets
-    kind = DTYPES.get(entry.dtype, entry.dtype)
+    kind = entry.dtype  # plain formats have the same names here
     if not 0 <= begin <= end or start + end > total:
         raise invalid(f"{file}: tensor {name} lies past the file's end: it is cut off; fetch it again")
     count = 1
@@ -108,7 +132,10 @@ def _place(file: Path, name: str, raw: object, start: int, total: int) -> Tensor
 def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.exists():
-        return file.read_text()
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise invalid(f"{file} cannot be read: {error}") from error
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
@@ -136,9 +163,15 @@ def _special_tokens(
     )
 
 
-def _added_ids(tokenizer: Path) -> dict[str, int]:
-    document = _read_json(tokenizer)
-    return {entry["content"]: entry["id"] for entry in document.get("added_tokens", [])}
+def _vocabulary(tokenizer: Path) -> dict[str, int]:
+    """Text → id, for tokens of the model and those added to it."""
+    try:
+        document = msgspec.convert(_read_json(tokenizer), _TokenizerFile)
+    except msgspec.ValidationError as error:
+        raise invalid(f"{tokenizer} is no tokenizer file: {error}") from error
+    vocabulary = document.model.vocab
+    known = {text: index for text, index in vocabulary.items() if isinstance(index, int)} if isinstance(vocabulary, dict) else {}
+    return known | {token.content: token.id for token in document.added_tokens}
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -146,7 +179,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         document = msgspec.json.decode(file.read_bytes())
     except OSError as error:
         raise invalid(f"{file} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise invalid(f"{file} is no JSON: {error}") from error
     if not isinstance(document, dict):
         raise invalid(f"{file}: expected a JSON object")

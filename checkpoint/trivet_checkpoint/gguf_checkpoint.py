@@ -1,5 +1,6 @@
 """A checkpoint out of one GGUF file: Hugging Face's config and names, made from its metadata."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from trivet_proto.errors import invalid
 from trivet_checkpoint.checkpoint import Checkpoint, SpecialTokens, TensorRecord
 from trivet_checkpoint.gguf_file import GgufFile, read_gguf
 from trivet_checkpoint.gguf_names import head_count_key, hugging_face_name
-from trivet_checkpoint.gguf_tokenizer import check_tokenizer, tokenizer_json
+from trivet_checkpoint.gguf_tokenizer import adds_first_token, check_tokenizer, tokenizer_json
 
 ARCHITECTURES = {"llama": ("LlamaForCausalLM", "llama"), "qwen2": ("Qwen2ForCausalLM", "qwen2")}
 
@@ -16,14 +17,16 @@ ARCHITECTURES = {"llama": ("LlamaForCausalLM", "llama"), "qwen2": ("Qwen2ForCaus
 def open_gguf(path: Path) -> Checkpoint:
     """Raises INVALID_ARGUMENT with the file's name when it is broken or of a kind that is not known."""
     file = read_gguf(path)
+    _check_architecture(file)
     check_tokenizer(file.metadata, str(path))
     tensors = _records(file)
     special = _special_tokens(file.metadata)
-    config = _config(file, special, tied="lm_head.weight" not in tensors)
-    template = file.metadata.get("tokenizer.chat_template")
+    config = _config(file, special, tensors)
+    template = _chat_template(file)
     return Checkpoint(
         path=path,
         format="gguf",
+        name=path.stem,
         config=config,
         generation_config=_generation_config(special),
         tokenizer_config=_tokenizer_config(file.metadata, special),
@@ -34,55 +37,68 @@ def open_gguf(path: Path) -> Checkpoint:
     )
 
 
-def _config(file: GgufFile, special: SpecialTokens, *, tied: bool) -> dict[str, Any]:
-    metadata = file.metadata
-    architecture = _need(file, "general.architecture")
+def _check_architecture(file: GgufFile) -> None:
+    architecture = _text(file, "general.architecture")
     if architecture not in ARCHITECTURES:
         raise invalid(f"{file.path}: the architecture {architecture} is not known; known are {', '.join(ARCHITECTURES)}")
+    if parts := file.metadata.get("split.count", 0):
+        raise invalid(f"{file.path} is one of {parts} parts of a model; join them into one file first")
+    if experts := file.metadata.get(f"{architecture}.expert_count", 0):
+        raise invalid(f"{file.path}: a mixture of {experts} experts is not known")
+
+
+def _config(file: GgufFile, special: SpecialTokens, tensors: dict[str, TensorRecord]) -> dict[str, Any]:
+    metadata = file.metadata
+    architecture = _text(file, "general.architecture")
     class_name, model_type = ARCHITECTURES[architecture]
 
-    def fact(name: str, default: Any = None) -> Any:
-        key = f"{architecture}.{name}"
-        return _need(file, key) if default is None else metadata.get(key, default)
+    def count(name: str, default: int | None = None) -> int:
+        return _count(file, f"{architecture}.{name}", default)
 
-    heads, hidden = fact("attention.head_count"), fact("embedding_length")
+    def number(name: str, default: float | None = None) -> float:
+        return _number(file, f"{architecture}.{name}", default)
+
+    heads, hidden = count("attention.head_count"), count("embedding_length")
     config = {
         "architectures": [class_name],
         "model_type": model_type,
         "hidden_size": hidden,
-        "intermediate_size": fact("feed_forward_length"),
-        "num_hidden_layers": fact("block_count"),
+        "intermediate_size": count("feed_forward_length"),
+        "num_hidden_layers": count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": fact("attention.head_count_kv", heads),
-        "head_dim": fact("attention.key_length", hidden // heads),
-        "rms_norm_eps": fact("attention.layer_norm_rms_epsilon"),
-        "rope_theta": fact("rope.freq_base", 10000.0),
-        "max_position_embeddings": fact("context_length"),
+        "num_key_value_heads": count("attention.head_count_kv", heads),
+        "head_dim": count("attention.key_length", hidden // heads),
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": number("rope.freq_base", 10000.0),
+        "max_position_embeddings": count("context_length"),
         "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": "lm_head.weight" not in tensors,
+        "attention_bias": any(".self_attn." in name and name.endswith(".bias") for name in tensors),
+        "mlp_bias": any(".mlp." in name and name.endswith(".bias") for name in tensors),
         "hidden_act": "silu",
         "bos_token_id": special.bos_id,
         "eos_token_id": list(special.eos_ids),
         "pad_token_id": special.pad_id,
-        "_name": file.path.stem,
     }
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     if scaling == "linear":
-        config["rope_scaling"] = {"rope_type": "linear", "factor": fact("rope.scaling.factor")}
+        config["rope_scaling"] = {"rope_type": "linear", "factor": number("rope.scaling.factor")}
     elif scaling != "none":
         raise invalid(f"{file.path}: {architecture}.rope.scaling.type = {scaling} is not known; known are none and linear")
     return config
 
 
 def _records(file: GgufFile) -> dict[str, TensorRecord]:
-    architecture = file.metadata.get("general.architecture", "")
+    architecture = _text(file, "general.architecture")
     records = {}
     for tensor in file.tensors:
         name = hugging_face_name(tensor.name)
         if name is None:
             continue
         key = head_count_key(architecture, tensor.name)
-        heads = 0 if key is None else int(file.metadata.get(key, file.metadata.get(f"{architecture}.attention.head_count", 0)))
+        heads = 0 if key is None else _count(file, key, _count(file, f"{architecture}.attention.head_count"))
+        if heads and (not tensor.shape or tensor.shape[0] % (2 * heads)):
+            raise invalid(f"{file.path}: tensor {tensor.name} of shape {list(tensor.shape)} is not made of {heads} heads with rotary pairs")
         records[name] = TensorRecord(name, tensor.kind, tensor.shape, file.path, tensor.offset, tensor.size, heads)
     return records
 
@@ -112,12 +128,38 @@ def _tokenizer_config(metadata: dict[str, Any], special: SpecialTokens) -> dict[
         "eos_token": special.eos,
         "pad_token": special.pad,
         "unk_token": special.unk,
-        "add_bos_token": bool(metadata.get("tokenizer.ggml.add_bos_token", False)),
+        "add_bos_token": adds_first_token(metadata),
         "add_eos_token": bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
     }
+
+
+def _chat_template(file: GgufFile) -> str | None:
+    key = "tokenizer.chat_template"
+    return _text(file, key) if key in file.metadata else None
 
 
 def _need(file: GgufFile, key: str) -> Any:
     if key not in file.metadata:
         raise invalid(f"{file.path}: the metadata entry {key} is missing")
     return file.metadata[key]
+
+
+def _text(file: GgufFile, key: str) -> str:
+    value = _need(file, key)
+    if not isinstance(value, str):
+        raise invalid(f"{file.path}: the metadata entry {key} is {value!r}, expected a text")
+    return value
+
+
+def _count(file: GgufFile, key: str, default: int | None = None) -> int:
+    value = _need(file, key) if default is None else file.metadata.get(key, default)
+    if type(value) is not int or value <= 0:
+        raise invalid(f"{file.path}: the metadata entry {key} is {value!r}, expected one positive whole number")
+    return value
+
+
+def _number(file: GgufFile, key: str, default: float | None = None) -> float:
+    value = _need(file, key) if default is None else file.metadata.get(key, default)
+    if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise invalid(f"{file.path}: the metadata entry {key} is {value!r}, expected a positive number")
+    return float(value)

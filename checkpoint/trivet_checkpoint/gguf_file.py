@@ -5,7 +5,9 @@ A broken file is an error that names the file, what was being read and what was 
 """
 
 import mmap
+import os
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ STRING, ARRAY = 8, 9
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 TENSOR_KINDS = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 30: "BF16"}
 MOST_DIMENSIONS = 8
+DEEPEST_ARRAY = 4
 DEFAULT_ALIGNMENT = 32
 
 
@@ -45,12 +48,13 @@ class GgufFile:
 def read_gguf(path: Path) -> GgufFile:
     """Read the header. Raises INVALID_ARGUMENT when the file is foreign, broken or cut off."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-            return _Reader(path, view).read()
+        with path.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:  # cannot be mapped
+                raise invalid(f"{path} is no GGUF file: it is empty, expected {MAGIC!r}")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                return _Reader(path, view).read()
     except OSError as error:
         raise invalid(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # an empty file cannot be mapped
-        raise invalid(f"{path} is no GGUF file: it is empty") from error
 
 
 class _Reader:
@@ -65,8 +69,8 @@ class _Reader:
     def read(self) -> GgufFile:
         try:
             return self._read()
-        except (struct.error, IndexError, UnicodeDecodeError, MemoryError, OverflowError) as error:
-            raise self._broken(f"the file ends or is broken at byte {self._at}") from error
+        except (struct.error, IndexError, OverflowError, MemoryError) as error:
+            raise self._broken(f"the file of {len(self._view)} bytes ends before it, or the entry before it is broken") from error
 
     def _read(self) -> GgufFile:
         if self._view[:4] != MAGIC:
@@ -84,9 +88,12 @@ class _Reader:
             self._reading = f"the metadata entry {key}"
             metadata[key] = self._value(self._scalar("<I"))
         infos = [self._tensor_info() for _ in range(tensor_count)]
-        alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
-        if alignment <= 0:
-            raise self._broken(f"general.alignment is {alignment}")
+        twice = sorted(name for name, count in Counter(info[0] for info in infos).items() if count > 1)
+        if twice:
+            raise self._broken(f"tensor {twice[0]} is described twice")
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or alignment <= 0:
+            raise self._broken(f"general.alignment is {alignment!r}, expected a positive whole number")
         start = -(-self._at // alignment) * alignment
         return GgufFile(self._path, metadata, tuple(self._place(*info, start) for info in infos))
 
@@ -96,7 +103,7 @@ class _Reader:
         self._reading = f"the description of tensor {name}"
         dimensions = self._scalar("<I")
         if dimensions > MOST_DIMENSIONS:
-            raise self._broken(f"{dimensions} dimensions")
+            raise self._broken(f"it has {dimensions} dimensions, expected {MOST_DIMENSIONS} at most")
         shape = tuple(self._scalar("<Q") for _ in range(dimensions))
         number = self._scalar("<I")
         kind = TENSOR_KINDS.get(number)
@@ -121,19 +128,21 @@ class _Reader:
             )
         return GgufTensor(name, kind, shape, start + offset, size)
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == STRING:
             return self._string()
         if kind == ARRAY:
-            return self._array(self._scalar("<I"), self._scalar("<Q"))
+            return self._array(self._scalar("<I"), self._scalar("<Q"), depth + 1)
         return self._scalar(self._format(kind))
 
-    def _array(self, kind: int, count: int) -> list[Any]:
+    def _array(self, kind: int, count: int, depth: int) -> list[Any]:
+        if depth > DEEPEST_ARRAY:
+            raise self._broken(f"arrays within arrays, expected {DEEPEST_ARRAY} levels at most")
         if kind == STRING:
             return self._strings(count)
         if kind == ARRAY:
-            return [self._value(ARRAY) for _ in range(count)]
-        dtype = np.dtype(self._format(kind).replace("?", "?"))
+            return [self._value(ARRAY, depth) for _ in range(count)]
+        dtype = np.dtype(self._format(kind))
         if self._at + count * dtype.itemsize > len(self._view):
             raise IndexError
         values: list[Any] = np.frombuffer(self._view, dtype=dtype, count=count, offset=self._at).tolist()
@@ -165,7 +174,7 @@ class _Reader:
     def _format(self, kind: int) -> str:
         format = SCALARS.get(kind)
         if format is None:
-            raise self._broken(f"value type {kind} is not known")
+            raise self._broken(f"value type {kind} is not known; known are 0 to 12")
         return format
 
     def _broken(self, why: str) -> TrivetError:

@@ -1,5 +1,6 @@
 """From what a person calls a model to an opened checkpoint."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def resolve_model(model: str | None) -> Path:
     """The file or folder of `model`; None means the embedded default. Raises INVALID_ARGUMENT with the way out."""
     if not model:
         return _embedded_default()
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # not Path's own, which raises where the home is unknown
     if not path.exists():
         raise invalid(
             f"model: {model} is no file and no folder here; give a GGUF file or a Hugging Face folder (nothing is fetched from a hub)",
