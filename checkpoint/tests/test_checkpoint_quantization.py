@@ -46,6 +46,7 @@ def test_bfloat16_is_the_upper_half_of_float32() -> None:
         ("Q4_1", (2, 32), 39, "takes 40 bytes, there are 39"),
         ("Q4_K", (1, 32), 144, "no multiple"),
         ("Q3_K", (1, 256), 110, "cannot be read"),
+        ("F32", (0, 1 << 62), 0, "larger than any array"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(kind: str, shape: tuple[int, ...], size: int, why: str) -> None:

@@ -4,6 +4,7 @@ The block formats are those of GGUF (ggml): a row is a run of blocks, each with 
 all blocks of a tensor at once; nothing is kept.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 SUPER_BLOCK = 256
+MOST_VALUES = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,9 @@ class Format:
 def dequantize(kind: str, shape: tuple[int, ...], raw: Bytes) -> Floats:
     """float32 of `shape` out of a tensor's stored bytes. Raises INVALID_ARGUMENT when kind, shape and bytes do not fit."""
     format = format_of(kind)
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
+    if math.prod(length for length in shape if length) > MOST_VALUES:  # also where another length is 0
+        raise invalid(f"a shape of {list(shape)} is larger than any array")
     if shape and shape[-1] % format.block:
         raise invalid(f"{kind}: rows of {shape[-1]} values are no multiple of its block of {format.block}")
     if raw.size != format.size_of(count):
