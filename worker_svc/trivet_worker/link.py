@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 from trivet_chassis.clock import Clock
+from trivet_chassis.metrics import software_version
 from trivet_chassis.rpc import create_channel, error_of
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.limits import CHUNK_BYTES
@@ -48,6 +49,7 @@ class SchedulerLink:
         self._is_configuring = False
         self._last_received: int | None = None
         self._running: tuple[int, float] | None = None  # step, since
+        self._was_attached = False  # in the attempt at hand
         self.is_attached = False
         self.on_change: Callable[[], None] = lambda: None
         self.observe: Callable[[worker_pb2.StepResult], None] = lambda result: None
@@ -62,6 +64,8 @@ class SchedulerLink:
             except TrivetError as error:
                 if error.kind is ErrorKind.FAILED_PRECONDITION:
                     raise
+                if self._was_attached:
+                    backoff = FIRST_BACKOFF_S
                 if backoff == FIRST_BACKOFF_S:
                     logger.warning("the scheduler at %s: %s; dialling again", self._settings.scheduler, error.message)
             await asyncio.sleep(backoff)
@@ -99,9 +103,9 @@ class SchedulerLink:
 
     async def _forget(self) -> None:
         """Finish or discard what is held: steps of this epoch are skipped once it is over."""
-        was_attached, self.is_attached = self.is_attached, False
+        self._was_attached, self.is_attached = self.is_attached, False
         self._epoch, self._parts, self._running = None, None, None
-        if was_attached:
+        if self._was_attached:
             self.on_change()
         await self._thread.call(lambda: None)
 
@@ -129,6 +133,8 @@ class SchedulerLink:
             self._take_step(message.step)
         elif kind == "configure":
             await self._configure(message.configure, stub)
+        elif kind == "control":
+            self._refuse_control(message.control)
         elif kind == "error":
             raise TrivetError.from_proto(message.error)
         elif kind == "drain":
@@ -155,6 +161,11 @@ class SchedulerLink:
         for offset in range(0, len(data), CHUNK_BYTES):
             chunk = types_pb2.Chunk(data=data[offset : offset + CHUNK_BYTES], offset=offset, total=len(data))
             yield worker_pb2.PutBundleRequest(sha256=digest, chunk=chunk)
+
+    def _refuse_control(self, control: worker_pb2.Control) -> None:
+        action = control.WhichOneof("action") or "unknown"
+        error = TrivetError(ErrorKind.UNIMPLEMENTED, f"this worker has no control {action}")
+        self._out.put_nowait(Outgoing(reply=worker_pb2.Reply(call_id=control.call_id, error=error.to_proto())))
 
     # ---- steps ----
 
@@ -207,7 +218,7 @@ class SchedulerLink:
             rank.num_kv_blocks = settings.num_kv_blocks
         limits = model.limits
         return worker_pb2.WorkerHello(
-            hello=types_pb2.Hello(name=settings.replica_name, instance=self._instance, schema=SCHEMA),
+            hello=types_pb2.Hello(name=settings.replica_name, instance=self._instance, schema=SCHEMA, version=software_version()),
             role=types_pb2.REPLICA_ROLE_BOTH,
             parallel=worker_pb2.ParallelSizes(tensor=1, pipeline=1, data=1, prefill_context=1, decode_context=1),
             card=model.card,

@@ -4,6 +4,8 @@ Decodes run as one padded batch; each longer query runs alone. Query heads that 
 grouped heads need no copy of the cache.
 """
 
+from bisect import bisect_left
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -30,9 +32,11 @@ def _decodes(query: torch.Tensor, cache: torch.Tensor, batch: PagedBatch, scale:
     while order:
         blocks = -(-batch.seq_lens[order[-1]] // block_size)
         fitting = max(1, MOST_GATHERED // (blocks * block_size * kv_heads * content))
-        order, rows = order[:-fitting], torch.tensor(order[-fitting:])
-        table = batch.block_table[rows, :blocks]
-        gathered = cache[table].permute(0, 2, 1, 3, 4).reshape(len(rows), kv_heads, blocks * block_size, content)
+        # A sequence of less than half the longest waits for a group of its own: padding never outweighs content.
+        shortest = bisect_left(order, batch.seq_lens[order[-1]] / 2, key=batch.seq_lens.__getitem__)
+        cut = max(shortest, len(order) - fitting)
+        order, rows = order[:cut], torch.tensor(order[cut:])
+        gathered = _gather(cache, batch.block_table[rows, :blocks])
         keys, values = gathered[..., :size], gathered[..., size:]
         # Without batch-dependent splits: a softmax over one row's own keys, padding at minus infinity.
         grouped = query[rows].view(len(rows), kv_heads, heads // kv_heads, size)
@@ -46,11 +50,11 @@ def _decodes(query: torch.Tensor, cache: torch.Tensor, batch: PagedBatch, scale:
 
 def _prefill(query: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, length: int, scale: float) -> torch.Tensor:
     """One sequence of several query tokens, the last `len(query)` of its `length`."""
-    _, kv_heads, block_size, content = cache.shape
+    block_size, kv_heads = cache.shape[2], cache.shape[1]
     count, heads, size = query.shape
     blocks = -(-length // block_size)
-    gathered = cache[table[:blocks]].transpose(0, 1).reshape(kv_heads, blocks * block_size, content)[:, :length]
-    keys, values = gathered[None, ..., :size], gathered[None, ..., size:]
+    gathered = _gather(cache, table[None, :blocks])[:, :, :length]
+    keys, values = gathered[..., :size], gathered[..., size:]
     states = query.transpose(0, 1)[None]
     if count == length:
         attended = scaled_dot_product_attention(states, keys, values, is_causal=True, scale=scale, enable_gqa=heads != kv_heads)
@@ -59,3 +63,12 @@ def _prefill(query: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, leng
         visible = torch.arange(length)[None, :] <= positions[:, None]
         attended = scaled_dot_product_attention(states, keys, values, attn_mask=visible, scale=scale, enable_gqa=heads != kv_heads)
     return attended[0].transpose(0, 1)
+
+
+def _gather(cache: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The blocks of `table` `[S, blocks]` in one copy: `[S, K, blocks · B, 2 · D]`."""
+    num_blocks, kv_heads, block_size, content = cache.shape
+    sequences, blocks = table.shape
+    pages = (table[:, None, :] * kv_heads + torch.arange(kv_heads)[None, :, None]).reshape(-1)
+    rows = cache.view(num_blocks * kv_heads, block_size * content)
+    return rows.index_select(0, pages).view(sequences, kv_heads, blocks * block_size, content)

@@ -27,6 +27,7 @@ from trivet_worker.sampling.sampler import Sampled, prompt_logprobs, sample
 
 logger = logging.getLogger(__name__)
 
+OUT_OF_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")  # as torch says it
 PROMPT_LOGITS_ROWS = 128  # logits of so many prompt positions at a time: 25 MB for a vocabulary of 49 152
 
 
@@ -119,6 +120,10 @@ class ModelRunner:
 
     def _run(self, step: worker_pb2.Step, rows: Rows, result: worker_pb2.StepResult, started: float) -> None:
         self._move_blocks(step)
+        result.handles, result.token_counts = pack_u32(rows.handles), pack_i32(np.zeros(len(rows.handles), dtype=np.int32))
+        result.status = worker_pb2.STEP_STATUS_DONE
+        if not rows.handles.size:
+            return  # only news of finished requests, or a beat without work
         inputs = build_inputs(rows, self._batch)
         prepared = time.perf_counter()
         with forward_context(ForwardContext(self._operators, inputs.batch, self._caches)):
@@ -129,12 +134,13 @@ class ModelRunner:
         computed = time.perf_counter()
         sampled = None if logits is None else self._sample(logits, rows.slots[sampling])
         self._reply(rows, sampling, sampled, result)
+        if sampled is not None:
+            self._feed_back(rows.slots[sampling], sampled)
         done = time.perf_counter()
         timing = result.timing
         timing.input_us, timing.forward_us = _microseconds(prepared - started), _microseconds(computed - prepared)
         timing.sample_us, timing.total_us = _microseconds(done - computed), _microseconds(done - started)
         result.stats.num_requests, result.stats.num_tokens = len(rows.slots), rows.num_tokens
-        result.status = worker_pb2.STEP_STATUS_DONE
 
     def _move_blocks(self, step: worker_pb2.Step) -> None:
         if step.blocks_to_zero:
@@ -150,15 +156,17 @@ class ModelRunner:
 
     def _sample(self, logits: torch.Tensor, slots: NDArray[np.int64]) -> Sampled:
         batch = self._batch
-        sampled = sample(logits, batch.sampling, slots, batch.num_tokens[slots], batch.num_prompt[slots], batch.token_ids)
-        good = np.flatnonzero(sampled.flags == 0)
-        # Fed back here: the next step finds its token without having been told.
-        batch.token_ids[slots[good], batch.num_tokens[slots[good]]] = sampled.tokens[good]
-        batch.num_tokens[slots[good]] += 1
-        for row in good.tolist():
-            if int(slots[row]) in batch.sampling.extras:
-                batch.sampling.note_sampled(int(slots[row]), int(sampled.tokens[row]))
-        return sampled
+        return sample(logits, batch.sampling, slots, batch.num_tokens[slots], batch.num_prompt[slots], batch.token_ids)
+
+    def _feed_back(self, slots: NDArray[np.int64], sampled: Sampled) -> None:
+        """The next step finds its tokens here without having been told. Last of all, so that a step that fails leaves nothing behind."""
+        batch, good = self._batch, sampled.flags == 0
+        slots, tokens = slots[good], sampled.tokens[good]
+        batch.token_ids[slots, batch.num_tokens[slots]] = tokens
+        batch.num_tokens[slots] += 1
+        if batch.sampling.extras:
+            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+                batch.sampling.note_sampled(slot, token)
 
     def _report_prompts(self, rows: Rows, inputs: ModelInputs, hidden: torch.Tensor, result: worker_pb2.StepResult) -> None:
         """Logprobs of prompt tokens whose predecessor ran in this step and that were not reported before."""
@@ -177,10 +185,11 @@ class ModelRunner:
                 )
 
     def _reply(self, rows: Rows, sampling: NDArray[np.int64], sampled: Sampled | None, result: worker_pb2.StepResult) -> None:
-        counts = np.zeros(len(rows.slots), dtype=np.int32)
         if sampled is not None:
+            counts = np.zeros(len(rows.slots), dtype=np.int32)
             good = sampled.flags == 0
             counts[sampling[good]] = 1
+            result.token_counts = pack_i32(counts)
             result.token_ids = pack_i32(sampled.tokens[good])
             if sampled.flags.any():
                 flags = np.zeros(len(rows.slots), dtype=np.uint8)
@@ -190,8 +199,6 @@ class ModelRunner:
                 kept = good[sampled.logprob_rows]
                 result.logprob_rows = pack_i32(sampling[sampled.logprob_rows[kept]])
                 result.logprobs.CopyFrom(_logprobs_message(_keep(sampled.logprobs, kept)))
-        result.handles = pack_u32(rows.handles)
-        result.token_counts = pack_i32(counts)
 
 
 def _keep(logprobs: TokenLogprobs, kept: NDArray[np.bool_]) -> TokenLogprobs:
@@ -221,6 +228,6 @@ def _microseconds(seconds: float) -> int:
 def _as_error(error: Exception) -> TrivetError:
     if isinstance(error, TrivetError):
         return error
-    if isinstance(error, MemoryError) or "not enough memory" in str(error) or "out of memory" in str(error):
+    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
         return TrivetError(ErrorKind.OUT_OF_MEMORY, "the step did not fit into memory")
     return TrivetError(ErrorKind.INTERNAL, f"the step failed: {type(error).__name__}; the worker's log has the details")

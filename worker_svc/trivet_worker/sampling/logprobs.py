@@ -24,24 +24,15 @@ def finite_log_softmax(logits: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(logits, dim=-1).clamp_min_(FLOOR)
 
 
-def pick_logprobs(scores: torch.Tensor, chosen: torch.Tensor, tops: list[int]) -> TokenLogprobs:
+def pick_logprobs(scores: torch.Tensor, chosen: torch.Tensor, tops: NDArray[np.int32]) -> TokenLogprobs:
     """Out of `[R, V]` log probabilities (or logits), for chosen ids int64 `[R]` and so many top entries per row."""
     rows = scores.shape[0]
     values = scores.gather(1, chosen[:, None])[:, 0]
     ranks = (scores > values[:, None]).sum(dim=1) + 1
-    most = max(tops, default=0)
+    most = int(tops.max(initial=0))
     top_values, top_ids = torch.topk(scores, most, dim=1) if most else (scores[:, :0], torch.empty(rows, 0, dtype=torch.int64))
-    width = np.asarray(tops, dtype=np.int32)
+    width = tops.astype(np.int32)
     ids = np.concatenate([chosen[:, None].numpy(), top_ids.numpy()], axis=1).astype(np.int32)
     numbers = np.concatenate([values[:, None].numpy(), top_values.numpy()], axis=1).astype(np.float32)
     wanted = np.arange(most + 1)[None, :] <= width[:, None]
     return TokenLogprobs(width + 1, ids[wanted], np.nan_to_num(numbers[wanted], neginf=FLOOR), ranks.numpy().astype(np.int32))
-
-
-def join_logprobs(parts: list[TokenLogprobs]) -> TokenLogprobs:
-    return TokenLogprobs(
-        np.concatenate([part.counts for part in parts]),
-        np.concatenate([part.token_ids for part in parts]),
-        np.concatenate([part.values for part in parts]),
-        np.concatenate([part.ranks for part in parts]),
-    )

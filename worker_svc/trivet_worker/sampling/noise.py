@@ -22,10 +22,10 @@ def row_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray
         return _mix(_mix(seeds + _GOLDEN) + positions.astype(np.uint64) * _GOLDEN)
 
 
-def gumbel(key: np.uint64, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Standard Gumbel noise for tokens of one row: argmax(score + noise) is a sample of softmax(score)."""
+def gumbel(keys: NDArray[np.uint64], token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Standard Gumbel noise for tokens of rows with these keys (both broadcast): argmax(score + noise) is a sample of softmax(score)."""
     with np.errstate(over="ignore"):
-        bits = _mix(key + (token_ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+        bits = _mix(keys + (token_ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * _SCALE
     noise: NDArray[np.float64] = -np.log(-np.log(uniform))
     return noise

@@ -13,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 from trivet_proto.v1 import types_pb2
 
-from trivet_worker.sampling.logprobs import TokenLogprobs, finite_log_softmax, join_logprobs, pick_logprobs
+from trivet_worker.sampling.logprobs import TokenLogprobs, finite_log_softmax, pick_logprobs
 from trivet_worker.sampling.noise import gumbel, row_keys
 from trivet_worker.sampling.params import Extras, SamplingColumns
 
 NEVER = float("-inf")
 FEW = 512
+NOISY_ROWS = 16  # rows of the whole vocabulary that get noise at a time: 50 MB of float64 for 49 152 tokens
 FLAG_NON_FINITE, FLAG_ALL_MASKED = 1, 2
 
 
@@ -46,7 +47,8 @@ def sample(
     """
     flags = _non_finite(logits)
     wants = np.flatnonzero(columns.logprobs[slots] >= 0)
-    raw = _snapshot(logits, columns, slots, wants, processed=False)
+    scores = torch.empty((wants.size, logits.shape[1] if wants.size else 0))
+    _snapshot(scores, logits, wants, columns.logprobs_mode[slots[wants]], processed=False)
     special = [(row, columns.extras[slot]) for row, slot in enumerate(slots.tolist()) if slot in columns.extras]
     for row, extras in special:
         slot = slots[row]
@@ -59,10 +61,8 @@ def sample(
         tokens[random] = _sample_random(logits, columns, slots, lengths, random)
     logprobs = None
     if wants.size:
-        raw.update(_snapshot(logits, columns, slots, wants, processed=True))
-        logprobs = join_logprobs(
-            [pick_logprobs(raw[row][None], _one(tokens[row]), [int(columns.logprobs[slots[row]])]) for row in wants.tolist()]
-        )
+        _snapshot(scores, logits, wants, columns.logprobs_mode[slots[wants]], processed=True)
+        logprobs = pick_logprobs(scores, torch.from_numpy(tokens[wants]), columns.logprobs[slots[wants]])
     return Sampled(tokens, flags, wants, logprobs)
 
 
@@ -72,27 +72,19 @@ def _non_finite(logits: torch.Tensor) -> NDArray[np.uint8]:
     return broken.numpy().astype(np.uint8) * FLAG_NON_FINITE
 
 
-def _one(token: int) -> torch.Tensor:
-    return torch.tensor([int(token)])
+_PROCESSED = (types_pb2.LOGPROBS_MODE_PROCESSED_LOGPROBS, types_pb2.LOGPROBS_MODE_PROCESSED_LOGITS)
+_LOGITS = (types_pb2.LOGPROBS_MODE_RAW_LOGITS, types_pb2.LOGPROBS_MODE_PROCESSED_LOGITS)
 
 
-_PROCESSED = {types_pb2.LOGPROBS_MODE_PROCESSED_LOGPROBS, types_pb2.LOGPROBS_MODE_PROCESSED_LOGITS}
-_LOGITS = {types_pb2.LOGPROBS_MODE_RAW_LOGITS, types_pb2.LOGPROBS_MODE_PROCESSED_LOGITS}
-
-
-def _snapshot(
-    logits: torch.Tensor, columns: SamplingColumns, slots: NDArray[np.int64], wants: NDArray[np.int64], *, processed: bool
-) -> dict[int, torch.Tensor]:
-    """Scores by row for those who want them at this point of the order."""
-    rows = [int(row) for row in wants if (int(columns.logprobs_mode[slots[row]]) in _PROCESSED) is processed]
-    if not rows:
-        return {}
-    chosen = logits[rows]
+def _snapshot(scores: torch.Tensor, logits: torch.Tensor, wants: NDArray[np.int64], modes: NDArray[np.int32], *, processed: bool) -> None:
+    """Fill the rows of `scores` whose mode reads this point of the order: raw, or processed by masks, biases and penalties."""
+    at = np.flatnonzero(np.isin(modes, _PROCESSED) == processed)
+    if not at.size:
+        return
+    chosen = logits[torch.from_numpy(wants[at])]
+    plain = torch.from_numpy(np.isin(modes[at], _LOGITS))[:, None]
     normalised = finite_log_softmax(chosen)
-    return {
-        row: chosen[index].clone() if int(columns.logprobs_mode[slots[row]]) in _LOGITS else normalised[index]
-        for index, row in enumerate(rows)
-    }
+    scores[torch.from_numpy(at)] = torch.where(plain, chosen, normalised) if bool(plain.any()) else normalised
 
 
 def _mask_and_bias(row: torch.Tensor, extras: Extras, ids: NDArray[np.int32], num_output: int, columns: SamplingColumns, slot: int) -> None:
@@ -134,45 +126,63 @@ def _sample_random(
     chosen = slots[rows]
     scores = logits[torch.from_numpy(rows)]
     scores = (scores - scores.amax(dim=1, keepdim=True)) / torch.from_numpy(columns.temperature[chosen])[:, None]
+    min_p = columns.min_p[chosen]
+    if min_p.any():
+        with np.errstate(divide="ignore"):
+            least = np.log(min_p)  # the best has score 0
+        scores.masked_fill_(scores < torch.from_numpy(least)[:, None], NEVER)
     keys = row_keys(columns.seeds[chosen], lengths[rows])
+    top_k, top_p = columns.top_k[chosen].astype(np.int64), columns.top_p[chosen].astype(np.float64)
+    filtered = (top_k > 0) | (top_p < 1.0)
     tokens = np.empty(len(rows), dtype=np.int64)
-    for index, slot in enumerate(chosen.tolist()):
-        ids, kept = _filtered(scores[index], float(columns.min_p[slot]), int(columns.top_k[slot]), float(columns.top_p[slot]))
-        noisy = kept.numpy().astype(np.float64) + gumbel(keys[index], ids)
-        tokens[index] = ids[int(noisy.argmax())]
+    every = np.arange(scores.shape[1])[None]
+    plain = np.flatnonzero(~filtered)
+    for first in range(0, plain.size, NOISY_ROWS):
+        at = plain[first : first + NOISY_ROWS]
+        tokens[at] = _pick(scores[torch.from_numpy(at)], every, keys[at])
+    at, width = np.flatnonzero(filtered), min(FEW, scores.shape[1])
+    while at.size:
+        kept, ids, whole = _narrow(scores[torch.from_numpy(at)], top_k[at], top_p[at], width)
+        tokens[at] = _pick(kept, ids, keys[at])
+        at, width = at[~whole], scores.shape[1]
     return tokens
 
 
-def _filtered(row: torch.Tensor, min_p: float, top_k: int, top_p: float) -> tuple[NDArray[np.int64], torch.Tensor]:
-    """Candidate ids with their scores: what min-p, top-k and top-p leave, at least the best."""
-    if min_p > 0:
-        row = row.masked_fill(row < float(np.log(min_p)), NEVER)  # the best has score 0
-    if 0 < top_k < row.shape[0]:
-        kept, ids = torch.topk(row, top_k)
-    elif top_p < 1.0:
-        kept, ids = _most_likely(row, top_p)
-    else:
-        return np.arange(row.shape[0]), row
-    if top_p < 1.0:
-        # The smallest set whose probability reaches top_p: a token stays when those before it do not reach it yet.
-        total = torch.logsumexp((kept if 0 < top_k < row.shape[0] else row).double(), dim=0)
-        before = (kept.double() - total).exp().cumsum(dim=0).roll(1)
-        before[0] = 0.0
-        count = max(1, int((before < top_p).sum()))
-        kept, ids = kept[:count], ids[:count]
-    return ids.numpy(), kept
+def _pick(scores: torch.Tensor, ids: NDArray[np.int64], keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Argmax of scores `[R, W]` plus noise; `ids` `[R or 1, W]` name the columns."""
+    noisy = scores.numpy().astype(np.float64) + gumbel(keys[:, None], ids)
+    best = noisy.argmax(axis=1)
+    picked: NDArray[np.int64] = np.broadcast_to(ids, noisy.shape)[np.arange(len(best)), best]
+    return picked
 
 
-def _most_likely(row: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Enough of the best, in order, to hold `top_p`. Sorting a whole vocabulary takes milliseconds; a few hundred nearly always do."""
-    if row.shape[0] > FEW:
-        kept, ids = torch.topk(row, FEW)
-        if float((kept.double() - torch.logsumexp(row.double(), dim=0)).exp().sum()) >= top_p:
-            return kept, ids
-    kept, ids = torch.sort(row, descending=True, stable=True)
-    return kept, ids
+def _narrow(
+    scores: torch.Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64], width: int
+) -> tuple[torch.Tensor, NDArray[np.int64], NDArray[np.bool_]]:
+    """Top-k, then top-p, looking at the `width` best of each row `[R, V]`: scores and ids `[R, width]`, and which rows that was enough for.
+
+    Sorting a whole vocabulary takes milliseconds a row; a few hundred hold nearly every nucleus.
+    """
+    kept, ids = torch.topk(scores, width, dim=1)
+    count = torch.from_numpy(np.where(top_k > 0, top_k, scores.shape[1]))[:, None]
+    within = count <= width
+    ranks = torch.arange(width)[None]
+    kept = kept.masked_fill(ranks >= count, NEVER)
+    wide = kept.double()
+    total = torch.logsumexp(wide, dim=1, keepdim=True)
+    if not bool(within.all()):
+        total = torch.where(within, total, torch.logsumexp(scores.double(), dim=1, keepdim=True))
+    shares = (wide - total).exp()
+    reached = shares.cumsum(dim=1)
+    # The smallest set whose probability reaches top_p: a token stays when those before it do not reach it yet.
+    limit = torch.from_numpy(np.where(top_p < 1.0, top_p, np.inf))[:, None]
+    kept = kept.masked_fill((reached - shares >= limit) & (ranks > 0), NEVER)
+    # A top-k beyond the width changes the total too, so only rows without one can end here.
+    unlimited = count == scores.shape[1]
+    whole = within | (unlimited & (reached[:, -1:] >= limit))
+    return kept, ids.numpy(), whole[:, 0].numpy()
 
 
 def prompt_logprobs(scores: torch.Tensor, targets: Sequence[int], top: int) -> TokenLogprobs:
     """Logprobs of the prompt's own tokens out of the logits `[R, V]` of the positions before them."""
-    return pick_logprobs(finite_log_softmax(scores), torch.tensor(list(targets)), [top] * len(targets))
+    return pick_logprobs(finite_log_softmax(scores), torch.tensor(list(targets)), np.full(len(targets), top, dtype=np.int32))

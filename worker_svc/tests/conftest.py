@@ -1,0 +1,176 @@
+"""Small random models in Hugging Face folders, and a driver that speaks to a runner as a scheduler would."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from trivet_proto.packing import pack_i32, pack_u32, unpack_f32, unpack_i32
+from trivet_proto.v1 import types_pb2, worker_pb2
+from trivet_worker.config import WorkerSettings
+from trivet_worker.loading import LoadedModel, load_model
+
+VOCABULARY = 96
+BLOCK_SIZE = 4
+CONFIG = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+TOKENIZER = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
+
+
+def write_llama(folder: Path, **changes: object):
+    """A random Llama saved by transformers; returns its own model of it."""
+    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+
+    set_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**{**CONFIG, **changes})).float().eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(4.0)  # logits with margins
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    return model
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    write_llama(folder)
+    return folder
+
+
+def settings_for(folder: Path, **changes: object) -> WorkerSettings:
+    base = WorkerSettings(
+        model=str(folder), dtype="float32", block_size=BLOCK_SIZE, num_kv_blocks=64, max_num_seqs=8, max_num_batched_tokens=256
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def cache_config(loaded: LoadedModel, num_blocks: int) -> types_pb2.KvCacheConfig:
+    """What a scheduler would configure."""
+    return types_pb2.KvCacheConfig(
+        num_blocks=num_blocks,
+        tensors=[
+            types_pb2.KvCacheTensor(size_bytes=num_blocks * layer.spec.page_size_bytes, layers=[layer.layer], layout="layer_outermost")
+            for layer in loaded.layers
+        ],
+        groups=[types_pb2.KvCacheGroup(layers=[layer.layer for layer in loaded.layers], spec=loaded.layers[0].spec)],
+    )
+
+
+class StepDriver:
+    """Counts steps and hands out handles and blocks; decides nothing."""
+
+    def __init__(self, loaded: LoadedModel, num_blocks: int = 64) -> None:
+        self.loaded = loaded
+        self.runner = loaded.runner
+        self.runner.configure(cache_config(loaded, num_blocks))
+        self.number = 0
+        self._handle = 0
+        self._block = 1
+
+    def request(
+        self,
+        ids: Sequence[int],
+        *,
+        scheduled: int | None = None,
+        prompt: int | None = None,
+        room: int = 40,
+        seed: int = 7,
+        reported: int = 0,
+        **sampling: object,
+    ) -> worker_pb2.NewRequest:
+        self._handle += 1
+        count = -(-room // BLOCK_SIZE)
+        blocks = np.arange(self._block, self._block + count)
+        self._block += count
+        return worker_pb2.NewRequest(
+            handle=self._handle,
+            token_ids=pack_i32(ids),
+            num_prompt_tokens=len(ids) if prompt is None else prompt,
+            sampling=types_pb2.SamplingParams(**sampling),
+            seed=seed,
+            block_ids=pack_i32(blocks),
+            block_counts=pack_i32([count]),
+            num_scheduled_tokens=len(ids) if scheduled is None else scheduled,
+            prompt_logprobs_reported=reported,
+        )
+
+    def message(
+        self,
+        new: Sequence[worker_pb2.NewRequest] = (),
+        known: Sequence[tuple[int, int, int]] = (),
+        finished: Sequence[int] = (),
+        **others: object,
+    ) -> worker_pb2.Step:
+        """`known` are (handle, computed, scheduled)."""
+        self.number += 1
+        step = worker_pb2.Step(step=self.number, new_requests=new, finished_handles=pack_u32(finished), **others)
+        if known:
+            handles, computed, scheduled = zip(*known, strict=True)
+            step.known.handles, step.known.num_computed_tokens = pack_u32(handles), pack_i32(computed)
+            step.known.num_scheduled_tokens, step.known.new_block_counts = pack_i32(scheduled), pack_i32([0] * len(known))
+        return step
+
+    def step(self, *arguments: object, **others: object) -> worker_pb2.StepResult:
+        """One that must go well."""
+        result = self.runner.execute(self.message(*arguments, **others))
+        assert result.status == worker_pb2.STEP_STATUS_DONE, result
+        return result
+
+    def run(self, request: worker_pb2.NewRequest, tokens: int) -> list[int]:
+        """Alone, prefill and decode, to so many tokens."""
+        length = len(unpack_i32(request.token_ids))
+        got = unpack_i32(self.step([request]).token_ids).tolist()
+        for index in range(tokens - 1):
+            got += unpack_i32(self.step(known=[(request.handle, length + index, 1)]).token_ids).tolist()
+        self.step(finished=[request.handle])
+        return got
+
+
+def logit_rows(result: worker_pb2.StepResult) -> np.ndarray:
+    """Whole rows of logits out of a result whose requests asked for all of them."""
+    counts, ids = unpack_i32(result.logprobs.counts), unpack_i32(result.logprobs.token_ids)
+    values, rows, first = unpack_f32(result.logprobs.values), [], 0
+    for count in counts.tolist():
+        row = np.empty(VOCABULARY, dtype=np.float32)
+        row[ids[first : first + count]] = values[first : first + count]
+        rows.append(row)
+        first += count
+    return np.array(rows)
+
+
+ALL_LOGITS = {"temperature": 0.0, "logprobs": VOCABULARY, "logprobs_mode": types_pb2.LOGPROBS_MODE_RAW_LOGITS}
+
+
+@pytest.fixture
+def load(llama_folder: Path) -> Callable[..., LoadedModel]:
+    return lambda folder=llama_folder, **changes: load_model(settings_for(folder, **changes))
+
+
+@pytest.fixture
+def driver(load: Callable[..., LoadedModel]) -> StepDriver:
+    return StepDriver(load())
+
+
+@pytest.fixture(scope="session")
+def tools():
+    """This file's functions, for tests: pytest does not let them be imported."""
+
+    class Tools:
+        CONFIG, VOCABULARY, BLOCK_SIZE, ALL_LOGITS = CONFIG, VOCABULARY, BLOCK_SIZE, ALL_LOGITS
+        StepDriver = StepDriver
+        write_llama = staticmethod(write_llama)
+        settings_for = staticmethod(settings_for)
+        cache_config = staticmethod(cache_config)
+        logit_rows = staticmethod(logit_rows)
+
+    return Tools
