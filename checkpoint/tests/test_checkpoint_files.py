@@ -21,7 +21,13 @@ def rotary_pairs(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_gguf(
-    path: Path, *, architecture: str = "llama", output: bool = False, add_bos: bool = False, pre: str = "smollm"
+    path: Path,
+    *,
+    architecture: str = "llama",
+    output: bool = False,
+    add_bos: bool | None = False,
+    pre: str = "smollm",
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(5)
     tokens = ["<|end|>", "<|start|>", *"abcdefghijklmnopqrstuvwxyz0123456789", "ab"]
@@ -41,13 +47,15 @@ def write_gguf(
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(0)
-    writer.add_add_bos_token(add_bos)
+    if add_bos is not None:
+        writer.add_add_bos_token(add_bos)
     tensors = {
         "token_embd.weight": rng.normal(size=(len(tokens), HIDDEN)),
         "output_norm.weight": np.ones(HIDDEN),
         "blk.0.attn_q.weight": rng.normal(size=(HEADS * SIZE, HIDDEN)),
         "blk.0.attn_k.weight": rng.normal(size=(KV_HEADS * SIZE, HIDDEN)),
         "blk.0.attn_v.weight": rng.normal(size=(KV_HEADS * SIZE, HIDDEN)),
+        "blk.0.attn_q.bias": rng.normal(size=HEADS * SIZE),
         "rope_freqs.weight": np.ones(SIZE // 2),
         "only.llama_cpp.knows": np.ones(3),
     }
@@ -56,9 +64,12 @@ def write_gguf(
     tensors = {name: values.astype(np.float32) for name, values in tensors.items()}
     for name, values in tensors.items():
         stored = values
-        if architecture == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
+        if architecture == "llama" and ("attn_q" in name or "attn_k" in name):
             stored = rotary_pairs(values, HEADS if "attn_q" in name else KV_HEADS)
-        writer.add_tensor(name, stored)
+        if values.ndim == 1:
+            writer.add_tensor(name, stored)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(stored, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -72,6 +83,21 @@ def test_q_and_k_come_in_hugging_face_order_whether_the_converter_moved_them_or_
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
     for ours, theirs in (("q", "attn_q"), ("k", "attn_k"), ("v", "attn_v")):
         assert np.array_equal(checkpoint.load(f"model.layers.0.self_attn.{ours}_proj.weight"), tensors[f"blk.0.{theirs}.weight"])
+    assert np.array_equal(checkpoint.load("model.layers.0.self_attn.q_proj.bias"), tensors["blk.0.attn_q.bias"])
+    assert checkpoint.config["attention_bias"]
+    assert not checkpoint.config["mlp_bias"]
+
+
+@pytest.mark.parametrize(("kind", "least"), [("F16", 0.99999), ("BF16", 0.9999), ("Q8_0", 0.99), ("Q4_1", 0.98), ("Q5_0", 0.98)])
+def test_weights_point_where_the_original_does_in_every_row(tmp_path: Path, kind: str, least: float) -> None:
+    tensors = write_gguf(tmp_path / "m.gguf", kind=gguf.GGMLQuantizationType[kind])
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v"}
+    for ours, theirs in {f"model.layers.0.self_attn.{a}.weight": f"blk.0.{b}.weight" for a, b in names.items()}.items():
+        assert checkpoint.tensors[ours].kind == kind
+        loaded, original = checkpoint.load(ours), tensors[theirs]
+        cosines = (loaded * original).sum(1) / (np.linalg.norm(loaded, axis=1) * np.linalg.norm(original, axis=1))
+        assert cosines.min() > least
 
 
 def test_halves_apart_undoes_pairs_side_by_side() -> None:
@@ -94,6 +120,29 @@ def test_a_first_token_is_added_only_where_the_model_wants_it(tmp_path: Path, ad
     write_gguf(tmp_path / "m.gguf", add_bos=add_bos)
     tokenizer = Tokenizer.from_buffer(open_checkpoint(tmp_path / "m.gguf").tokenizer_json())
     assert tokenizer.encode("ab1").tokens == (["<|start|>"] if add_bos else []) + ["ab", "1"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("smollm", "It's  2024!\n\nOk", ["It", "'s", "ĠĠ", "2", "0", "2", "4", "!", "Ċ", "Ċ", "Ok"]),
+        ("gpt-2", "It's  2024!\n\nOk", ["It", "'s", "Ġ", "Ġ2024", "!", "Ċ", "Ċ", "Ok"]),
+        ("llama-bpe", "IT'S  2024!\n\nOk", ["IT", "'S", "Ġ", "Ġ", "202", "4", "!ĊĊ", "Ok"]),
+        ("qwen2", "IT'S  2024!\n\nOk", ["IT", "'S", "Ġ", "Ġ", "2", "0", "2", "4", "!ĊĊ", "Ok"]),
+    ],
+)
+def test_each_pre_tokenizer_cuts_texts_in_its_own_way(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:
+    write_gguf(tmp_path / "m.gguf", pre=pre)
+    tokenizer = Tokenizer.from_buffer(open_checkpoint(tmp_path / "m.gguf").tokenizer_json())
+    assert [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)] == pieces
+
+
+@pytest.mark.parametrize(("pre", "adds"), [("llama-bpe", True), ("qwen2", False), ("gpt-2", False)])
+def test_a_file_that_does_not_speak_of_a_first_token_means_what_its_pre_tokenizer_means(tmp_path: Path, pre: str, adds: bool) -> None:
+    write_gguf(tmp_path / "m.gguf", pre=pre, add_bos=None)
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    assert checkpoint.tokenizer_config["add_bos_token"] is adds
+    assert Tokenizer.from_buffer(checkpoint.tokenizer_json()).encode("ab").tokens == ["<|start|>"] * adds + ["ab"]
 
 
 def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -164,6 +213,21 @@ def test_a_folder_gives_its_tensors_config_and_tokens(tmp_path: Path, sharded: b
     assert (checkpoint.special_tokens.bos, checkpoint.special_tokens.bos_id) == ("<|im_start|>", 1)
     assert checkpoint.chat_template == "{{ messages }}"
     assert checkpoint.generation_config["temperature"] == 0.6
+
+
+def test_a_config_that_does_not_speak_of_tying_is_tied_when_there_is_no_other_head(tmp_path: Path) -> None:
+    tensors = write_folder(tmp_path)
+    assert open_checkpoint(tmp_path).config["tie_word_embeddings"] is True
+    save_file(tensors | {"lm_head.weight": np.ones((2, 3), dtype=np.float32)}, tmp_path / "model.safetensors")
+    assert open_checkpoint(tmp_path).config["tie_word_embeddings"] is False
+    write_folder(tmp_path, tie_word_embeddings=False)
+    assert open_checkpoint(tmp_path).config["tie_word_embeddings"] is False
+
+
+def test_a_folder_is_called_what_its_directory_is(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    assert open_checkpoint(tmp_path).name == tmp_path.name
+    assert "_name" not in open_checkpoint(tmp_path).config
 
 
 def test_a_template_file_goes_before_the_tokenizers_own(tmp_path: Path) -> None:
