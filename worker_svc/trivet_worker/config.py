@@ -37,6 +37,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Annotated[Literal["auto", "dummy"], Setting(help="dummy: random weights, nothing is read but the config")] = "auto"
     attention_backend: Annotated[Literal["auto", "torch"], Setting(help="how attention runs")] = "auto"
     threads: Annotated[int | None, Setting(help="compute threads; none: one per core", minimum=1)] = None
+    spin: Annotated[
+        int, Setting(help="turns that a compute thread spins for its next piece of work before it sleeps (GOMP_SPINCOUNT)", minimum=0)
+    ] = 1000
     log_level: Annotated[LogLevel, Setting(help="least severe level that is logged")] = "info"
     log_format: Annotated[LogFormat, Setting(help="text, json, or auto: text on a terminal")] = "auto"
 

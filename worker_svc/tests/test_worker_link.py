@@ -1,0 +1,247 @@
+"""The worker's end of the stream against a scheduler in this process, over a Unix socket."""
+
+import asyncio
+import hashlib
+import threading
+from contextlib import asynccontextmanager
+
+import pytest
+from trivet_chassis.clock import SystemClock
+from trivet_chassis.rpc import create_server
+from trivet_proto.errors import ErrorKind, TrivetError
+from trivet_proto.limits import MAX_STREAM_MESSAGE_BYTES
+from trivet_proto.packing import pack_f32, pack_i32, unpack_i32
+from trivet_proto.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from trivet_worker import link as link_module
+from trivet_worker.link import SchedulerLink, split_result
+from trivet_worker.step_thread import StepThread
+
+DEADLINE_S = 20
+
+
+class FakeScheduler(worker_pb2_grpc.WorkerServiceServicer):
+    """Accepts anyone; the test decides what goes down each stream and reads what comes up."""
+
+    def __init__(self, config: types_pb2.KvCacheConfig) -> None:
+        self._config = config
+        self.streams: asyncio.Queue[FakeStream] = asyncio.Queue()
+        self.bundle = b""
+        self.refusal: TrivetError | None = None
+        self._epochs = 0
+
+    async def Attach(self, requests, context):
+        if self.refusal is not None:
+            yield worker_pb2.AttachResponse(error=self.refusal.to_proto())
+            return
+        self._epochs += 1
+        stream = FakeStream()
+        hello = (await anext(requests)).hello
+        reader = asyncio.create_task(stream.read(requests))
+        epoch = types_pb2.Epoch(instance=b"s" * 16, counter=self._epochs)
+        stream.hello, stream.epoch = hello, epoch
+        yield worker_pb2.AttachResponse(
+            configure=worker_pb2.Configure(epoch=epoch, ranks=[self._config], bundle_wanted=not self.bundle, steps_in_flight=2)
+        )
+        self.streams.put_nowait(stream)
+        while (message := await stream.down.get()) is not None:
+            yield message
+        reader.cancel()
+
+    async def PutBundle(self, requests, context):
+        async for request in requests:
+            assert request.chunk.offset == len(self.bundle)
+            self.bundle += request.chunk.data
+        return worker_pb2.PutBundleResponse(sha256=hashlib.sha256(self.bundle).digest())
+
+
+class FakeStream:
+    def __init__(self) -> None:
+        self.hello = worker_pb2.WorkerHello()
+        self.epoch = types_pb2.Epoch()
+        self.up: asyncio.Queue[worker_pb2.AttachRequest] = asyncio.Queue()
+        self.down: asyncio.Queue[worker_pb2.AttachResponse | None] = asyncio.Queue()
+
+    async def read(self, requests) -> None:
+        async for message in requests:
+            self.up.put_nowait(message)
+
+    async def next(self, kind: str):
+        """The next message of that kind; others are passed over."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                message = await self.up.get()
+                if message.WhichOneof("message") == kind:
+                    return getattr(message, kind)
+
+    def send(self, step: worker_pb2.Step, epoch: types_pb2.Epoch | None = None) -> None:
+        step.epoch.CopyFrom(self.epoch if epoch is None else epoch)
+        self.down.put_nowait(worker_pb2.AttachResponse(step=step))
+
+
+@asynccontextmanager
+async def attached(driver, tools, socket, folder):
+    """A worker's link and the scheduler that it dials."""
+    scheduler = FakeScheduler(tools.cache_config(driver.loaded, 64))
+    server = await create_server(
+        f"unix:{socket}", register=lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(scheduler, server), services=()
+    )
+    await server.start()
+    thread = StepThread()
+    settings = tools.settings_for(folder, scheduler=f"unix:{socket}", name="replica-a")
+    link = SchedulerLink(settings, driver.loaded, thread, SystemClock())
+    task = asyncio.create_task(link.run())
+    try:
+        yield scheduler, link, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        thread.stop()
+        await server.stop(0)
+
+
+@pytest.fixture
+async def party(driver, tools, tmp_path, llama_folder):
+    async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as all_of_it:
+        yield all_of_it
+
+
+async def next_stream(scheduler: FakeScheduler) -> FakeStream:
+    async with asyncio.timeout(DEADLINE_S):
+        return await scheduler.streams.get()
+
+
+async def test_a_worker_says_what_it_is_brings_its_bundle_and_is_ready(party, driver) -> None:
+    scheduler, link, _ = party
+    stream = await next_stream(scheduler)
+    ready = await stream.next("ready")
+    assert (ready.epoch, ready.num_blocks) == (stream.epoch, 64)
+    hello = stream.hello
+    assert hello.hello.name == "replica-a"
+    assert len(hello.hello.instance) == 16
+    assert hello.card.fingerprint.dtype == "float32"
+    assert len(hello.card.fingerprint.weights) == 32
+    assert (hello.limits.block_size, hello.limits.max_num_seqs, hello.limits.max_num_batched_tokens) == (4, 8, 256)
+    assert hello.abilities.steps_in_flight == 2
+    assert [layer.layer for layer in hello.ranks[0].layers] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    assert hello.ranks[0].num_kv_blocks == 64
+    assert hashlib.sha256(scheduler.bundle).digest() == hello.card.bundle_sha256 == driver.loaded.bundle.digest
+    assert link.is_attached
+
+
+async def test_steps_are_answered_in_order_with_two_in_flight(party, driver) -> None:
+    scheduler, _, _ = party
+    stream = await next_stream(scheduler)
+    await stream.next("ready")
+    request = driver.request(list(range(20)), temperature=0.0)
+    stream.send(driver.message([request]))
+    stream.send(driver.message(known=[(request.handle, 20, 1)]))
+    results = [await stream.next("result") for _ in range(2)]
+    assert [result.step for result in results] == [1, 2]
+    assert all(result.status == worker_pb2.STEP_STATUS_DONE and result.epoch == stream.epoch for result in results)
+    assert all(len(unpack_i32(result.token_ids)) == 1 for result in results)
+
+
+async def test_a_step_in_parts_is_run_once_whole(party, driver) -> None:
+    scheduler, _, _ = party
+    stream = await next_stream(scheduler)
+    requests = [driver.request([3, 4, 5], temperature=0.0, room=8) for _ in range(2)]
+    step = driver.message()
+    for index, request in enumerate(requests):
+        stream.send(worker_pb2.Step(step=step.step, new_requests=[request], part=types_pb2.Part(index=index, count=2)))
+    result = await stream.next("result")
+    assert len(unpack_i32(result.token_ids)) == 2
+
+
+async def test_heartbeats_go_on_while_a_step_computes(party, driver, monkeypatch) -> None:
+    scheduler, _, _ = party
+    stream = await next_stream(scheduler)
+    await stream.next("ready")
+    release, execute = threading.Event(), driver.runner.execute
+
+    def slow(step):
+        release.wait(DEADLINE_S)
+        return execute(step)
+
+    monkeypatch.setattr(driver.runner, "execute", slow)
+    stream.send(driver.message([driver.request([1, 2, 3], temperature=0.0)]))
+    try:
+        beat = await stream.next("heartbeat")
+        while not beat.HasField("running_step"):
+            beat = await stream.next("heartbeat")
+        assert (beat.last_step_received, beat.running_step) == (1, 1)
+        assert beat.running_for_ms >= 0
+    finally:
+        release.set()
+    assert (await stream.next("result")).status == worker_pb2.STEP_STATUS_DONE
+
+
+async def test_when_the_stream_ends_the_worker_dials_again_and_starts_empty(party, driver, monkeypatch) -> None:
+    scheduler, link, _ = party
+    stream = await next_stream(scheduler)
+    await stream.next("ready")
+    release, execute = threading.Event(), driver.runner.execute
+    ran: list[int] = []
+
+    def slow(step):
+        ran.append(step.step)
+        release.wait(DEADLINE_S)
+        return execute(step)
+
+    monkeypatch.setattr(driver.runner, "execute", slow)
+    held = driver.request([1, 2, 3], temperature=0.0)
+    stream.send(driver.message([held]))
+    stream.send(driver.message(known=[(held.handle, 3, 1)]))
+    while (await stream.next("heartbeat")).last_step_received != 2:
+        pass
+    stream.down.put_nowait(None)
+    async with asyncio.timeout(DEADLINE_S):
+        while link.is_attached:
+            await asyncio.sleep(0.01)
+    release.set()
+    again = await next_stream(scheduler)
+    await again.next("ready")
+    assert again.epoch != stream.epoch
+    assert ran == [1]  # the step behind it was discarded
+    again.send(driver.message(known=[(held.handle, 3, 1)]), epoch=stream.epoch)  # of the older epoch: dropped
+    failing = driver.message(known=[(held.handle, 3, 1)])
+    again.send(failing)
+    result = await again.next("result")
+    assert (result.step, result.status) == (failing.step, worker_pb2.STEP_STATUS_FAILED)  # it holds nothing of the old life
+
+
+async def test_a_silent_scheduler_is_left_and_dialled_again(driver, tools, tmp_path, llama_folder, monkeypatch) -> None:
+    monkeypatch.setattr(link_module, "SILENCE_S", 0.3)
+    async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as (scheduler, _, _):
+        first = await next_stream(scheduler)
+        second = await next_stream(scheduler)
+        assert first.epoch != second.epoch
+
+
+async def test_a_control_that_is_not_known_is_answered(party) -> None:
+    scheduler, _, _ = party
+    stream = await next_stream(scheduler)
+    control = worker_pb2.Control(call_id=b"c" * 16, sleep=worker_pb2.ControlSleep(level=1))
+    stream.down.put_nowait(worker_pb2.AttachResponse(control=control))
+    reply = await stream.next("reply")
+    assert reply.call_id == b"c" * 16
+    assert reply.error.kind == types_pb2.ERROR_KIND_UNIMPLEMENTED
+
+
+async def test_a_worker_that_does_not_belong_there_ends_with_the_reason(driver, tools, tmp_path, llama_folder) -> None:
+    async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as (scheduler, _, task):
+        scheduler.refusal = TrivetError(ErrorKind.FAILED_PRECONDITION, "another model is served here")
+        with pytest.raises(TrivetError, match="another model is served here"):
+            await asyncio.wait_for(task, DEADLINE_S)
+
+
+def test_long_prompt_logprobs_are_cut_into_parts_under_the_limit() -> None:
+    entries = 128 * 21
+    logprobs = types_pb2.Logprobs(token_ids=pack_i32([1] * entries), values=pack_f32([0.0] * entries))
+    chunks = [worker_pb2.PromptLogprobChunk(handle=1, first_position=1 + 128 * index, logprobs=logprobs) for index in range(63)]
+    result = worker_pb2.StepResult(step=4, status=worker_pb2.STEP_STATUS_DONE, token_ids=pack_i32([9]), prompt_logprobs=chunks)
+    parts = split_result(result)
+    assert len(parts) > 1
+    assert [(part.part.index, part.part.count) for part in parts] == [(index, len(parts)) for index in range(len(parts))]
+    assert all(part.ByteSize() < MAX_STREAM_MESSAGE_BYTES for part in parts)
+    assert [chunk.first_position for part in parts for chunk in part.prompt_logprobs] == [chunk.first_position for chunk in chunks]
+    assert [part.token_ids for part in parts] == [b""] * (len(parts) - 1) + [pack_i32([9])]
