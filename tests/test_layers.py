@@ -64,21 +64,27 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trivet_scheduler": (
         ("kv",),
-        ("request", "queues"),
+        ("request",),
+        ("queues", "plan"),
+        ("replica",),
         ("core",),
-        ("replicas",),
+        ("config", "bundles"),
+        ("engine",),
+        ("replicas", "metrics"),
         ("rpc",),
-        ("config",),
         ("server",),
         ("__main__",),
     ),
     "trivet_worker": (
-        ("layers", "models", "weights", "quant"),
+        ("forward_context", "weights", "quant"),
+        ("layers",),
         ("attention",),
+        ("models",),
         ("sampling",),
         ("runner",),
-        ("link",),
-        ("config",),
+        ("config", "step_thread"),
+        ("loading",),
+        ("link", "metrics"),
         ("server",),
         ("__main__",),
     ),
@@ -87,7 +93,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 DOMAIN_ROOMS = {
     "trivet_frontend": {"text", "chat", "serving"},
-    "trivet_scheduler": {"kv", "request", "queues", "core"},
+    "trivet_scheduler": {"kv", "request", "queues", "plan", "replica", "core"},
     "trivet_worker": {"layers", "models", "weights", "quant", "attention", "sampling", "runner"},
 }
 

@@ -15,8 +15,9 @@ D_WITH_CARON = [143, 233]
 
 async def whole_and_stream(gateway: Gateway, prompt: Any, **fields: Any) -> tuple[Any, list[Any]]:
     """The same request both ways; text and reason must agree, and so must the ids."""
-    whole = await gateway.complete(prompt, return_token_ids=True, **fields)
-    chunks = await gateway.stream_completion(prompt, return_token_ids=True, **fields)
+    wishes = {"return_token_ids": True} | fields
+    whole = await gateway.complete(prompt, **wishes)
+    chunks = await gateway.stream_completion(prompt, **wishes)
     choice = whole["choices"][0]
     assert text_of(chunks) == choice["text"]
     assert finish_of(chunks) == choice["finish_reason"]
