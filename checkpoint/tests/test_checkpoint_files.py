@@ -1,6 +1,7 @@
 """Files of models: GGUF and folders, whole and broken."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -180,9 +181,13 @@ def test_an_unknown_pre_tokenizer_is_refused_with_those_known(tmp_path: Path) ->
 # ---- folders ----
 
 
+@cache
+def default_tokenizer() -> bytes:
+    return open_checkpoint(resolve_model(None)).tokenizer_json()
+
+
 def write_folder(path: Path, *, sharded: bool = False, **config: object) -> dict[str, np.ndarray]:
-    tokenizer = Tokenizer.from_buffer(open_checkpoint(resolve_model(None)).tokenizer_json())
-    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer.json").write_bytes(default_tokenizer())
     document = {"architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "max_position_embeddings": 128, "eos_token_id": 2, **config}
     (path / "config.json").write_text(json.dumps(document))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0], "temperature": 0.6}))
