@@ -43,6 +43,7 @@ async def serve(settings: SchedulerSettings, lifecycle: Lifecycle) -> None:
         engine.draining = True
         await server.health.not_serving()
         frontends.announce_draining(int(settings.drain_timeout * 1000))
+        workers.announce_draining(int(settings.drain_timeout * 1000))
         if not await engine.until_idle(settings.drain_timeout):
             logger.warning("%d requests are not finished; they end with the scheduler", len(engine.core.requests))
     finally:

@@ -50,6 +50,7 @@ class SchedulerLink:
         self._last_received: int | None = None
         self._running: tuple[int, float] | None = None  # step, since
         self._was_attached = False  # in the attempt at hand
+        self._is_leaving = False
         self.is_attached = False
         self.on_change: Callable[[], None] = lambda: None
         self.observe: Callable[[worker_pb2.StepResult], None] = lambda result: None
@@ -57,7 +58,7 @@ class SchedulerLink:
     async def run(self) -> None:
         """Attach, again and again. Raises FAILED_PRECONDITION when the scheduler says that this worker cannot serve there."""
         backoff = FIRST_BACKOFF_S
-        while True:
+        while not self._is_leaving:
             try:
                 await self._attach()
                 backoff = FIRST_BACKOFF_S
@@ -66,13 +67,14 @@ class SchedulerLink:
                     raise
                 if self._was_attached:
                     backoff = FIRST_BACKOFF_S
-                if backoff == FIRST_BACKOFF_S:
+                if backoff == FIRST_BACKOFF_S and not self._is_leaving:
                     logger.warning("the scheduler at %s: %s; dialling again", self._settings.scheduler, error.message)
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF_S)
 
     def say_draining(self) -> None:
-        """The scheduler moves what runs here elsewhere."""
+        """The scheduler moves what runs here elsewhere; this link does not dial again."""
+        self._is_leaving = True
         self._out.put_nowait(Outgoing(draining=types_pb2.Draining(reason="the worker is shutting down")))
 
     # ---- one attachment ----
