@@ -94,3 +94,28 @@ def test_a_stop_token_gives_no_text_and_ids_out_of_range_give_none() -> None:
     assert text_for().push([33203, 23960], finished=True, stop_token=True).text == "DEF"
     assert text_for((), include=True).push([33203, 23960], finished=True, stop_token=True).text == "DEFGH"
     assert text_for().push([10**6, -1, 33203], finished=True, stop_token=False).text == "DEF"
+
+
+PEPPER_WITHOUT_ITS_END = [19556, 905, 15107, 230]
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"), [([131, 7042], " Paris"), ([7042], " Paris"), ([131], ""), ([], ""), ([10813, 235, 229], "\N{WAVING HAND SIGN}")]
+)
+def test_a_character_that_the_prompt_began_gives_no_text(ids: list[int], expected: str) -> None:
+    for pieces in ([ids], [*([token] for token in ids), []]):
+        text = IncrementalText(
+            BYTES,
+            stops=(),
+            include_stop=False,
+            skip_special_tokens=True,
+            min_tokens=0,
+            prompt_tail=BYTES.unfinished(PEPPER_WITHOUT_ITS_END),
+        )
+        texts, tokens, _ = run(text, pieces)
+        assert ("".join(texts), tokens) == (expected, len(ids))
+
+
+def test_a_prompt_of_whole_characters_leaves_nothing_unfinished() -> None:
+    assert [BYTES.unfinished(ids) for ids in ([], [19556], [10813, 235, 229])] == [b"", b"", b""]
+    assert BYTES.unfinished(PEPPER_WITHOUT_ITS_END) == "\N{HOT PEPPER}".encode()[:3]

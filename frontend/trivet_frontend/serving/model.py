@@ -106,13 +106,13 @@ class ModelLanguage:
         return [self._bytes.text_of(token_id) for token_id in token_ids]
 
     def output_text(self, prompt_ids: Sequence[int], options: GenerationOptions) -> IncrementalText:
-        # The prompt's ids are not looked at: a character that the prompt began and the output ends is not shown in halves.
         return IncrementalText(
             self._bytes,
             stops=options.stop,
             include_stop=options.include_stop_str_in_output,
             skip_special_tokens=options.skip_special_tokens,
             min_tokens=options.min_tokens or 0,
+            prompt_tail=self._bytes.unfinished(prompt_ids),
         )
 
     def describe_logprobs(self, rows: TokenLogprobs, top: int) -> list[TokenLogprob]:

@@ -2,7 +2,7 @@
 
 Text and tokens leave together. While a stop string may still be beginning, its possible first characters are held back, and with them
 their tokens; when the stop string is to be part of the output nothing is held back. Of several stop strings the one that completes first
-wins.
+wins. A character that the prompt began belongs to the prompt: the tokens that complete it, or fail to, give no text for it.
 """
 
 import codecs
@@ -36,7 +36,9 @@ class IncrementalText:
         include_stop: bool,
         skip_special_tokens: bool,
         min_tokens: int,
+        prompt_tail: bytes = b"",
     ) -> None:
+        """`prompt_tail` is what `TokenBytes.unfinished` says of the prompt."""
         self._token_bytes = token_bytes
         self._stops = tuple(stops)
         self._include_stop = include_stop
@@ -45,6 +47,8 @@ class IncrementalText:
         self._hold = max(map(len, stops), default=1) - 1 if not include_stop else 0
         self._longest = max(map(len, stops), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder.decode(prompt_tail)
+        self._in_prompt_character = bool(prompt_tail)
         # The whole text, of which `_sent` characters have left; a stop string may begin in what has left already when it is to be included.
         self._text = ""
         self._sent = 0
@@ -60,17 +64,24 @@ class IncrementalText:
             silent = stop_token and is_last and not self._include_stop
             content = b"" if silent else self._token_bytes.of(token_id, skip_special_tokens=self._skip_special_tokens)
             before = len(self._text)
-            self._text += self._decoder.decode(content, final=finished and is_last)
+            self._text += self._decoded(content, final=finished and is_last)
             self._tokens_seen += 1
             # A token that ends inside a character reaches into the next one.
             self._ends.append(len(self._text) + (1 if self._decoder.getstate()[0] else 0))
             if self._stops and (release := self._stopped(before)) is not None:
                 return release
         if finished and not token_ids:
-            self._text += self._decoder.decode(b"", final=True)
+            self._text += self._decoded(b"", final=True)
         if finished:
             return self._release(len(self._text), tokens=len(self._ends))
         return self._release_within(len(self._text) - self._hold)
+
+    def _decoded(self, content: bytes, *, final: bool) -> str:
+        text = self._decoder.decode(content, final=final)
+        if self._in_prompt_character and text:
+            self._in_prompt_character = False
+            return text[1:]
+        return text
 
     def _stopped(self, before: int) -> Release | None:
         """The release that ends the choice if a stop string was completed by the text from `before` on."""

@@ -4,6 +4,7 @@ Byte-level vocabularies write each byte as a printable character (the GPT-2 tabl
 `<0xE5>`. Added tokens are plain text. Bytes, not text, are what tokens can be joined by: a token may hold half a character.
 """
 
+import codecs
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -44,6 +45,13 @@ class TokenBytes:
         if skip_special_tokens and token_id in self._special:
             return b""
         return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
+
+    def unfinished(self, token_ids: Sequence[int]) -> bytes:
+        """The bytes of a character that `token_ids` begin and do not end."""
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        # A character has at most four bytes, so no more tokens than that can share the last one.
+        decoder.decode(b"".join(self.of(token_id) for token_id in token_ids[-4:]))
+        return decoder.getstate()[0]
 
     def text_of(self, token_id: int) -> str:
         """One token alone; half a character is the replacement character."""
