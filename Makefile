@@ -29,7 +29,7 @@ test-long: setup-dev ## the tests that take longer than CI allows
 check: setup-dev ## format, lint, types, contracts, stubs current, layer rule
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
-	@for package in $(PACKAGES); do echo "mypy $$package"; (cd $$package && ../$(BIN)/mypy --config-file ../pyproject.toml trivet*) || exit 1; done
+	@for package in $(PACKAGES); do echo "mypy $$package"; (cd $$package && ../$(BIN)/mypy --config-file ../pyproject.toml $$(dirname trivet*/__init__.py)) || exit 1; done
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python -m pytest -q tests/test_layers.py
