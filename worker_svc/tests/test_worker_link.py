@@ -217,6 +217,18 @@ async def test_a_silent_scheduler_is_left_and_dialled_again(driver, tools, tmp_p
         assert first.epoch != second.epoch
 
 
+async def test_a_draining_worker_is_let_go_and_does_not_dial_again(party) -> None:
+    scheduler, link, task = party
+    stream = await next_stream(scheduler)
+    await stream.next("ready")
+    link.say_draining()
+    assert "shutting down" in (await stream.next("draining")).reason
+    stream.down.put_nowait(None)
+    await asyncio.wait_for(task, DEADLINE_S)
+    assert scheduler.streams.empty()
+    assert not link.is_attached
+
+
 async def test_a_control_that_is_not_known_is_answered(party) -> None:
     scheduler, _, _ = party
     stream = await next_stream(scheduler)

@@ -56,7 +56,7 @@ class SchedulerLink:
         self.observe: Callable[[worker_pb2.StepResult], None] = lambda result: None
 
     async def run(self) -> None:
-        """Attach, again and again. Raises FAILED_PRECONDITION when the scheduler says that this worker cannot serve there."""
+        """Attach, again and again, until draining. Raises FAILED_PRECONDITION when this worker cannot serve there."""
         backoff = FIRST_BACKOFF_S
         while not self._is_leaving:
             try:
@@ -69,7 +69,8 @@ class SchedulerLink:
                     backoff = FIRST_BACKOFF_S
                 if backoff == FIRST_BACKOFF_S and not self._is_leaving:
                     logger.warning("the scheduler at %s: %s; dialling again", self._settings.scheduler, error.message)
-            await asyncio.sleep(backoff)
+            if not self._is_leaving:
+                await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF_S)
 
     def say_draining(self) -> None:

@@ -16,7 +16,7 @@ from trivet_worker.step_thread import StepThread
 
 logger = logging.getLogger(__name__)
 
-DRAIN_S = 0.5  # for the word to reach the scheduler
+DRAIN_S = 0.5  # for the word to reach the scheduler, which ends the stream
 
 
 async def serve(settings: WorkerSettings, lifecycle: Lifecycle) -> None:
@@ -33,12 +33,12 @@ async def serve(settings: WorkerSettings, lifecycle: Lifecycle) -> None:
     link.on_change = changed.set
     page = MetricsServer(settings.metrics_listen, metrics.registry, ready=lambda: link.is_attached)
     await page.start()
-    lifecycle.supervise(link.run(), "attach to the scheduler")
+    attachment = lifecycle.supervise(link.run(), "attach to the scheduler")
     lifecycle.supervise(_show_health(link, changed, health, metrics), "health")
     try:
         await lifecycle.until_draining()
         link.say_draining()
-        await asyncio.sleep(DRAIN_S)
+        await asyncio.wait({attachment}, timeout=DRAIN_S)
     finally:
         thread.stop()
         await page.stop()

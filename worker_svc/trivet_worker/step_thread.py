@@ -7,6 +7,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,35 +21,43 @@ class StepThread:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="trivet-compute", daemon=True)
         self._thread.start()
-        self.running_since: float | None = None
+        self._is_stopped = False
 
     def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Run `work` in turn; `then` gets its result on the event loop. `work` must not raise."""
 
         def run() -> None:
             result = work()
-            self._loop.call_soon_threadsafe(then, result)
+            self._hand_over(lambda: then(result))
 
         self._work.put(run)
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Run `work` in turn and wait for it; what it raises is raised here."""
+        """Run `work` in turn and wait for it; what it raises is raised here. Cancelled when the thread has been stopped."""
+        if self._is_stopped:
+            raise asyncio.CancelledError("the compute thread has been stopped")
         future: asyncio.Future[T] = self._loop.create_future()
 
         def run() -> None:
             try:
                 result = work()
             except Exception as error:
-                self._loop.call_soon_threadsafe(_set_error, future, error)
+                failure = error  # the name `error` ends with this block
+                self._hand_over(lambda: _set_error(future, failure))
             else:
-                self._loop.call_soon_threadsafe(_set_result, future, result)
+                self._hand_over(lambda: _set_result(future, result))
 
         self._work.put(run)
         return await future
 
     def stop(self) -> None:
         """After what is queued now."""
+        self._is_stopped = True
         self._work.put(None)
+
+    def _hand_over(self, callback: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the process leaves, nobody waits
+            self._loop.call_soon_threadsafe(callback)
 
     def _live(self) -> None:
         while (work := self._work.get()) is not None:

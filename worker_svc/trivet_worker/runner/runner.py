@@ -49,7 +49,6 @@ class ModelRunner:
         self._operators = operators
         self._limits = limits
         self._caches: dict[str, torch.Tensor] = {}
-        self._num_blocks = 0
         self._failed_step: int | None = None
         self._batch = PersistentBatch(
             capacity=limits.max_num_seqs,
@@ -65,13 +64,14 @@ class ModelRunner:
             self._model.logits(self._model(ids, torch.arange(num_tokens))[-1:])
 
     def configure(self, config: types_pb2.KvCacheConfig) -> None:
-        """Make room for the KV cache; an epoch begins with an empty pool."""
+        """Make room for the KV cache; an epoch begins with an empty pool.
+
+        New memory even for the same size: what was poisoned, and not yet zeroed when the epoch before ended, must not be read in this one.
+        """
         self._batch.clear()
         self._failed_step = None
-        if config.num_blocks != self._num_blocks:
-            self._caches = {}
-            self._caches = allocate_caches(config, self._model.layer_caches(), self._limits.block_size)
-            self._num_blocks = config.num_blocks
+        self._caches = {}  # before the new ones come, so that there are never two
+        self._caches = allocate_caches(config, self._model.layer_caches(), self._limits.block_size)
 
     @torch.inference_mode()
     def execute(self, step: worker_pb2.Step) -> worker_pb2.StepResult:

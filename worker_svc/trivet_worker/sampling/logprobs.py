@@ -35,4 +35,4 @@ def pick_logprobs(scores: torch.Tensor, chosen: torch.Tensor, tops: NDArray[np.i
     ids = np.concatenate([chosen[:, None].numpy(), top_ids.numpy()], axis=1).astype(np.int32)
     numbers = np.concatenate([values[:, None].numpy(), top_values.numpy()], axis=1).astype(np.float32)
     wanted = np.arange(most + 1)[None, :] <= width[:, None]
-    return TokenLogprobs(width + 1, ids[wanted], np.nan_to_num(numbers[wanted], neginf=FLOOR), ranks.numpy().astype(np.int32))
+    return TokenLogprobs(width + 1, ids[wanted], np.nan_to_num(numbers[wanted], nan=FLOOR, neginf=FLOOR), ranks.numpy().astype(np.int32))

@@ -13,7 +13,7 @@ REVISION = 1  # part of the fingerprint: another function gives other tokens
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
-_SCALE = 2.0**-53
+_SCALE = 2.0**-52
 
 
 def row_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -26,7 +26,8 @@ def gumbel(keys: NDArray[np.uint64], token_ids: NDArray[np.int64]) -> NDArray[np
     """Standard Gumbel noise for tokens of rows with these keys (both broadcast): argmax(score + noise) is a sample of softmax(score)."""
     with np.errstate(over="ignore"):
         bits = _mix(keys + (token_ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
-    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * _SCALE
+    # 52 bits and a half are exact in float64, so neither 0 nor 1 can come out, whose noise would be infinite.
+    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * _SCALE
     noise: NDArray[np.float64] = -np.log(-np.log(uniform))
     return noise
 

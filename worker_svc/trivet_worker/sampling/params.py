@@ -1,7 +1,8 @@
 """How the requests of the persistent batch are sampled: numbers in columns, the rare rest per row.
 
 The columns are read with the step's rows as an index, so that plain requests need no Python of their own. What few requests have
-(biases, masks, word lists, penalties) is kept per row and touched only where it is there.
+(biases, masks, word lists, penalties) is kept per row and touched only where it is there. Ids beyond the
+vocabulary are dropped: whoever admits requests refuses them, and here one of them must not take a whole step with it.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from trivet_proto.packing import split_ragged, unpack_f32, unpack_i32
 from trivet_proto.v1 import types_pb2
 
-GREEDY_BELOW = 1e-5
+# Documented is 1e-5. Up to 1e-4 the outcome is the same but for exactly equal logits, common in bfloat16, which noise would decide.
+GREEDY_UP_TO = 1e-4
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class SamplingColumns:
 
         self.seeds[slot] = seed
         temperature = params.temperature if params.HasField("temperature") else 1.0
-        self.temperature[slot] = 0.0 if temperature < GREEDY_BELOW else temperature
+        self.temperature[slot] = 0.0 if temperature <= GREEDY_UP_TO else temperature
         self.top_p[slot] = params.top_p if params.HasField("top_p") else 1.0
         top_k = params.top_k if params.HasField("top_k") else 0
         self.top_k[slot] = 0 if top_k >= self._vocab_size else top_k
@@ -92,14 +94,16 @@ class SamplingColumns:
         extras = Extras()
         if params.allowed_token_ids:
             extras.allowed = torch.ones(self._vocab_size, dtype=torch.bool)
-            extras.allowed[_index(unpack_i32(params.allowed_token_ids))] = False
+            extras.allowed[self._index(unpack_i32(params.allowed_token_ids))] = False
         if params.logit_bias_ids:
-            extras.bias_ids = _index(unpack_i32(params.logit_bias_ids))
-            extras.bias_values = torch.from_numpy(unpack_f32(params.logit_bias_values).copy())
+            ids_of_bias, values = unpack_i32(params.logit_bias_ids), unpack_f32(params.logit_bias_values)
+            known = self._is_known(ids_of_bias)
+            extras.bias_ids, extras.bias_values = self._index(ids_of_bias), torch.from_numpy(values[known])
         if params.bad_words_counts:
-            extras.bad_words = list(split_ragged(unpack_i32(params.bad_words_ids), unpack_i32(params.bad_words_counts), "bad_words"))
+            words = split_ragged(unpack_i32(params.bad_words_ids), unpack_i32(params.bad_words_counts), "bad_words")
+            extras.bad_words = [word for word in words if len(word) and self._is_known(word).all()]
         if params.min_tokens:
-            extras.end_ids = _index(np.union1d(unpack_i32(eos), unpack_i32(params.stop_token_ids)))
+            extras.end_ids = self._index(np.union1d(unpack_i32(eos), unpack_i32(params.stop_token_ids)))
         repeats = params.HasField("repetition_penalty") and params.repetition_penalty != 1.0
         if params.presence_penalty or params.frequency_penalty or repeats:
             prompt, output = torch.from_numpy(ids[:num_prompt].astype(np.int64)), torch.from_numpy(ids[num_prompt:].astype(np.int64))
@@ -108,6 +112,8 @@ class SamplingColumns:
             extras.counts = TokenCounts(in_prompt, torch.bincount(output, minlength=self._vocab_size).float())
         return extras
 
+    def _is_known(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
+        return (ids >= 0) & (ids < self._vocab_size)
 
-def _index(ids: NDArray[np.int32]) -> torch.Tensor:
-    return torch.from_numpy(ids.astype(np.int64))
+    def _index(self, ids: NDArray[np.int32]) -> torch.Tensor:
+        return torch.from_numpy(ids[self._is_known(ids)].astype(np.int64))
