@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from trivet_chassis.clock import SystemClock
+from trivet_chassis.lifecycle import Lifecycle
 from trivet_chassis.rpc import create_server
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.limits import MAX_STREAM_MESSAGE_BYTES
@@ -14,6 +15,7 @@ from trivet_proto.packing import pack_f32, pack_i32, unpack_i32
 from trivet_proto.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from trivet_worker import link as link_module
 from trivet_worker.link import SchedulerLink, split_result
+from trivet_worker.server import serve
 from trivet_worker.step_thread import StepThread
 
 DEADLINE_S = 20
@@ -244,6 +246,32 @@ async def test_a_worker_that_does_not_belong_there_ends_with_the_reason(driver, 
         scheduler.refusal = TrivetError(ErrorKind.FAILED_PRECONDITION, "another model is served here")
         with pytest.raises(TrivetError, match="another model is served here"):
             await asyncio.wait_for(task, DEADLINE_S)
+
+
+async def test_a_refusal_ends_the_service_as_a_configuration_that_cannot_work(driver, tools, tmp_path, llama_folder) -> None:
+    async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as (scheduler, _, task):
+        scheduler.refusal = TrivetError(ErrorKind.FAILED_PRECONDITION, "another model is served here")
+        await asyncio.wait({task}, timeout=DEADLINE_S)
+        settings = tools.settings_for(llama_folder, scheduler=f"unix:{tmp_path}/s.sock", listen="", metrics_listen="")
+        lifecycle = Lifecycle()
+        with pytest.raises(TrivetError, match="another model is served here"):
+            await asyncio.wait_for(serve(settings, lifecycle), DEADLINE_S)
+        assert lifecycle.failure is None  # so the exit code is that of a configuration error
+        await lifecycle.cancel_tasks()
+
+
+async def test_a_service_leaves_in_time_though_the_scheduler_does_not_let_go(driver, tools, tmp_path, llama_folder) -> None:
+    async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as (scheduler, _, _):
+        await next_stream(scheduler)
+        settings = tools.settings_for(llama_folder, scheduler=f"unix:{tmp_path}/s.sock", listen="", metrics_listen="")
+        lifecycle = Lifecycle()
+        service = asyncio.create_task(serve(settings, lifecycle))
+        stream = await next_stream(scheduler)
+        await stream.next("ready")
+        lifecycle.draining.set()
+        await stream.next("draining")
+        await asyncio.wait_for(service, 5)
+        await lifecycle.cancel_tasks()
 
 
 def test_long_prompt_logprobs_are_cut_into_parts_under_the_limit() -> None:

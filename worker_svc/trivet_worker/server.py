@@ -20,7 +20,7 @@ DRAIN_S = 0.5  # for the word to reach the scheduler, which ends the stream
 
 
 async def serve(settings: WorkerSettings, lifecycle: Lifecycle) -> None:
-    """Until a drain is asked for."""
+    """Until a drain is asked for. Raises what the scheduler refuses this worker with: a configuration to be mended, not to be retried."""
     metrics, health = WorkerMetrics(), None
     if settings.listen:
         health = await create_server(settings.listen, register=lambda server: None, services=())
@@ -33,14 +33,22 @@ async def serve(settings: WorkerSettings, lifecycle: Lifecycle) -> None:
     link.on_change = changed.set
     page = MetricsServer(settings.metrics_listen, metrics.registry, ready=lambda: link.is_attached)
     await page.start()
-    attachment = lifecycle.supervise(link.run(), "attach to the scheduler")
+    # Not supervised: what is supervised and dies counts as a fault of ours, which a launcher answers with a restart.
+    attachment = asyncio.create_task(link.run(), name="attach to the scheduler")
+    draining = asyncio.create_task(lifecycle.until_draining(), name="wait for the drain")
     lifecycle.supervise(_show_health(link, changed, health, metrics), "health")
     try:
-        await lifecycle.until_draining()
+        await asyncio.wait({attachment, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if attachment.done():
+            attachment.result()
+        await draining
         link.say_draining()
         await asyncio.wait({attachment}, timeout=DRAIN_S)
     finally:
         thread.stop()
+        for task in (attachment, draining):
+            task.cancel()
+        await asyncio.gather(attachment, draining, return_exceptions=True)
         await page.stop()
         if health is not None:
             await health.stop()
