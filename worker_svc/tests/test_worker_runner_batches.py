@@ -86,6 +86,20 @@ def test_what_was_poisoned_in_one_epoch_is_not_read_in_the_next(driver, tools) -
     assert fresh.run(fresh.request(PROMPT, **GREEDY), 4) == wanted
 
 
+def test_a_skipped_step_zeroes_blocks_all_the_same(driver) -> None:
+    wanted = driver.run(driver.request(PROMPT, **GREEDY), 2)
+    request = driver.request(PROMPT, **GREEDY)
+    for cache in driver.runner._caches.values():
+        cache[unpack_i32(request.block_ids).tolist()] = float("nan")
+    failed = driver.runner.execute(driver.message(known=[(999, 0, 1)]))
+    assert failed.status == worker_pb2.STEP_STATUS_FAILED
+    skipped = driver.runner.execute(driver.message([request], blocks_to_zero=request.block_ids))
+    assert skipped.status == worker_pb2.STEP_STATUS_SKIPPED
+    got = unpack_i32(driver.step(known=[(request.handle, 0, len(PROMPT))], resync=failed.step).token_ids).tolist()
+    got += unpack_i32(driver.step(known=[(request.handle, len(PROMPT), 1)]).token_ids).tolist()
+    assert got == wanted
+
+
 def test_a_bias_beyond_the_vocabulary_does_not_take_the_step_with_it(driver) -> None:
     wanted = driver.run(driver.request(PROMPT, **GREEDY), 1)
     odd = driver.request([1, 2], room=4, logit_bias_ids=pack_i32([10**6]), logit_bias_values=pack_f32([5.0]), **GREEDY)

@@ -1,7 +1,7 @@
 """Runs steps on a model, strictly in order.
 
-A step succeeds or fails as a whole. Its bookkeeping (finished, new requests, new blocks) holds whatever its status; what a failed or
-skipped step does not do is write keys and values, and sample. After a failure every step is skipped until one says `resync`.
+A step succeeds or fails as a whole. Its bookkeeping (finished, new requests, new blocks, blocks zeroed) holds whatever its status; what a
+failed or skipped step does not do is write keys and values, and sample. After a failure every step is skipped until one says `resync`.
 """
 
 import logging
@@ -99,6 +99,8 @@ class ModelRunner:
         batch, known = self._batch, step.known
         for handle in unpack_u32(step.finished_handles, "finished_handles").tolist():
             batch.remove(handle)
+        if step.blocks_to_zero:  # said once, so a step that is skipped does it too
+            zero_blocks(self._caches, as_index(unpack_i32(step.blocks_to_zero, "blocks_to_zero").astype(np.int64)))
         new_slots = [batch.add(request) for request in step.new_requests]
         handles = unpack_u32(known.handles, "known.handles")
         slots = [batch.slot(handle) for handle in handles.tolist()]
@@ -119,7 +121,7 @@ class ModelRunner:
     # ---- inputs, forward, sample, reply ----
 
     def _run(self, step: worker_pb2.Step, rows: Rows, result: worker_pb2.StepResult, started: float) -> None:
-        self._move_blocks(step)
+        self._copy_blocks(step)
         result.handles, result.token_counts = pack_u32(rows.handles), pack_i32(np.zeros(len(rows.handles), dtype=np.int32))
         result.status = worker_pb2.STEP_STATUS_DONE
         if not rows.handles.size:
@@ -142,9 +144,7 @@ class ModelRunner:
         timing.sample_us, timing.total_us = _microseconds(done - computed), _microseconds(done - started)
         result.stats.num_requests, result.stats.num_tokens = len(rows.slots), rows.num_tokens
 
-    def _move_blocks(self, step: worker_pb2.Step) -> None:
-        if step.blocks_to_zero:
-            zero_blocks(self._caches, as_index(unpack_i32(step.blocks_to_zero).astype(np.int64)))
+    def _copy_blocks(self, step: worker_pb2.Step) -> None:
         if step.copy_sources:
             sources, targets = unpack_i32(step.copy_sources), unpack_i32(step.copy_targets)
             copy_blocks(self._caches, as_index(sources.astype(np.int64)), as_index(targets.astype(np.int64)))
