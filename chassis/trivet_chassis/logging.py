@@ -5,6 +5,7 @@ What users send may end up in a message: control characters are escaped, so that
 
 import json
 import logging
+import os
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -32,6 +33,8 @@ def configure_logging(service: str, level: LogLevel = "info", format: LogFormat 
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.captureWarnings(True)
+    # gRPC's core writes lines of its own to standard error, at start and for every peer that goes; only its errors are of use.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 class TextFormatter(logging.Formatter):
