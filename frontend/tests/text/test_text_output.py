@@ -1,5 +1,6 @@
 """Incremental text: equal to the one-shot decoding however the tokens are cut, whole characters, stop strings anywhere."""
 
+import codecs
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,8 @@ _FILES = bundle_of(open_checkpoint(resolve_model(None))).files
 TOKENIZER = Tokenizer.from_str(_FILES["tokenizer.json"].decode())
 BYTES = TokenBytes(TOKENIZER, _FILES["tokenizer.json"])
 
+# The model's vocabulary lacks some bytes, such as those that begin the planes nobody uses; its tokenizer cannot write them.
+LONE_BYTES = {BYTES.of(token_id)[0] for token_id in range(49152) if len(BYTES.of(token_id)) == 1}
 IDS = st.lists(st.integers(0, 49151) | st.sampled_from([10813, 235, 229, 143, 233, 24211, 230, 131]), max_size=12)
 STOP_IDS = [33203, 23960, 57, 58]  # DEF GH I J
 
@@ -83,6 +86,54 @@ def test_the_stop_that_completes_first_ends_the_text(letters: str, stops: list[s
 
 
 BYTES_OF_LETTER = {letter: TOKENIZER.token_to_id(letter) for letter in "ab"}
+
+
+@settings(max_examples=200)
+@given(
+    ids=IDS,
+    places=st.lists(st.integers(0, 20), max_size=6),
+    stops=st.lists(st.text("abeo \N{HOT PEPPER}\x01", min_size=1, max_size=6), min_size=1, max_size=3),
+    include=st.booleans(),
+)
+def test_every_cut_gives_the_same_text_tokens_and_stop(ids: list[int], places: list[int], stops: list[str], include: bool) -> None:
+    whole = run(text_for(tuple(stops), include=include), [ids, []])
+    parts = run(text_for(tuple(stops), include=include), cut(ids, places))
+    assert ("".join(parts[0]), *parts[1:]) == ("".join(whole[0]), *whole[1:])
+
+
+@settings(max_examples=200)
+@given(ids=IDS, stops=st.lists(st.text("\x01\x02\x03", min_size=1, max_size=6), max_size=3))
+def test_no_more_is_held_back_than_could_begin_a_stop(ids: list[int], stops: list[str]) -> None:
+    text, hold = text_for(tuple(stops)), max(map(len, stops), default=1) - 1
+    sent, tokens = "", 0
+    for count, token_id in enumerate(ids, start=1):
+        release = text.push([token_id], finished=False, stop_token=False)
+        if release.stop is not None:
+            return
+        sent, tokens = sent + release.text, tokens + release.tokens
+        seen = whole_characters(ids[:count])
+        assert seen.startswith(sent)
+        assert len(seen) - len(sent) <= hold
+        # What a client has in text, it has in ids; ids run ahead by less than one token's text.
+        assert whole_characters(ids[:tokens]).startswith(sent) or len(BYTES.joined(ids[:tokens], skip_special_tokens=True)) >= len(sent)
+        assert tokens == 0 or len(whole_characters(ids[: tokens - 1])) <= len(sent)
+
+
+def whole_characters(ids: list[int]) -> str:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return decoder.decode(b"".join(BYTES.of(token_id, skip_special_tokens=True) for token_id in ids))
+
+
+@settings(max_examples=500)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]).filter(lambda letter: set(letter.encode()) <= LONE_BYTES), max_size=60))
+def test_any_text_comes_back_from_its_tokens(text: str) -> None:
+    assert BYTES.joined(TOKENIZER.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text
+
+
+def test_an_id_out_of_range_is_logged_once_and_has_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    token_bytes = TokenBytes(TOKENIZER, _FILES["tokenizer.json"])
+    assert [token_bytes.of(token_id) for token_id in (10**6, 10**6, -1)] == [b""] * 3
+    assert [record.args[0] for record in caplog.records if record.args] == [10**6, -1]
 
 
 def test_stops_are_not_searched_before_min_tokens() -> None:

@@ -1,6 +1,7 @@
 """Chat templates: Jinja in a sandbox, with what Hugging Face templates use.
 
-A template's own complaint is the caller's error, in its words.
+A template is a program over the caller's values: what it complains of or trips over is the caller's error, in its words. What it writes is
+bounded while it writes. Compiled templates are cached with what they expect of messages.
 """
 
 import functools
@@ -10,13 +11,14 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from trivet_proto.errors import ErrorKind, TrivetError
 
+from trivet_frontend.chat.sandbox import ChatEnvironment
+from trivet_frontend.chat.template_traits import TemplateTraits, traits_of
+
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
+MAX_RENDERED_CHARACTERS = 64 * 1024 * 1024
+MAX_COMPLAINT_CHARACTERS = 1024
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -31,18 +33,8 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-class _GenerationBlock(Extension):
-    """`{% generation %}` marks what a model wrote, for training; to a renderer it is its body."""
-
-    tags: set[str] = {"generation"}  # noqa: RUF012 - the base class declares it so
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
+def _environment() -> ChatEnvironment:
+    environment = ChatEnvironment()
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -56,18 +48,40 @@ def compiled(source: str) -> jinja2.Template:
         raise TrivetError(ErrorKind.INVALID_ARGUMENT, "chat_template is too long", param="chat_template")
     try:
         return _environment().from_string(source)
-    except jinja2.TemplateError as error:
-        raise TrivetError(ErrorKind.INVALID_ARGUMENT, f"chat_template is no template: {error}", param="chat_template") from None
+    except Exception as error:  # a template may be nested too deeply for the parser
+        raise _refuse("chat_template", "chat_template is no template", error) from None
 
 
-def render(source: str, variables: Mapping[str, Any]) -> str:
-    """Raises INVALID_ARGUMENT with the template's words when it refuses the conversation."""
+@functools.lru_cache(maxsize=64)
+def template_traits(source: str) -> TemplateTraits:
+    """What the template expects of messages; raises as `compiled` does."""
+    compiled(source)
+    return traits_of(_environment().parse(source))
+
+
+def render(source: str, variables: Mapping[str, Any], *, most_characters: int = MAX_RENDERED_CHARACTERS) -> str:
+    """Raises INVALID_ARGUMENT with the template's words when it does not render the conversation within the limit."""
+    template = compiled(source)
+    pieces: list[str] = []
+    length = 0
     try:
-        return compiled(source).render(variables)
-    except TrivetError:
-        raise
-    except jinja2.TemplateError as error:
-        raise TrivetError(ErrorKind.INVALID_ARGUMENT, f"the chat template refuses the messages: {error}", param="messages") from None
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
-        # A template is a program over the caller's values; what it trips over is in them.
-        raise TrivetError(ErrorKind.INVALID_ARGUMENT, f"the chat template cannot render the messages: {error}", param="messages") from None
+        for piece in template.generate(variables):
+            length += len(piece)
+            if length > most_characters:
+                break
+            pieces.append(piece)
+    except Exception as error:
+        verb = "refuses" if isinstance(error, jinja2.TemplateError) else "cannot render"
+        raise _refuse("messages", f"the chat template {verb} the messages", error) from None
+    if length > most_characters:
+        raise TrivetError(
+            ErrorKind.INVALID_ARGUMENT,
+            f"the chat template writes more than {most_characters} characters",
+            param="messages",
+        )
+    return "".join(pieces)
+
+
+def _refuse(param: str, what: str, error: Exception) -> TrivetError:
+    words = str(error)[:MAX_COMPLAINT_CHARACTERS] or type(error).__name__
+    return TrivetError(ErrorKind.INVALID_ARGUMENT, f"{what}: {words}", param=param)

@@ -4,6 +4,7 @@ Tokenizing and rendering run in these threads, never on the event loop; what a t
 """
 
 import asyncio
+import contextvars
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +14,11 @@ from tokenizers import Tokenizer
 from trivet_checkpoint import ModelBundle
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
 
-from trivet_frontend.chat import compiled, normalised_messages, render
+from trivet_frontend.chat import compiled, last_text, normalised_messages, render, template_traits
 from trivet_frontend.engine import ModelDescription, TokenLogprobs
 from trivet_frontend.serving.options import ChatInput, GenerationOptions
 from trivet_frontend.serving.outcome import TokenLogprob
-from trivet_frontend.serving.sampling import check_text_length
+from trivet_frontend.serving.sampling import MAX_CHARACTERS_PER_TOKEN, check_text_length
 from trivet_frontend.text import IncrementalText, TokenBytes
 
 ResultT = TypeVar("ResultT")
@@ -25,6 +26,8 @@ ResultT = TypeVar("ResultT")
 TOKENIZER_FILE = "tokenizer.json"
 # Shorter texts are tokenized sooner than a thread has begun.
 INLINE_CHARACTERS = 512
+# A rendered text over the text limit is refused by its length; a template that writes far more is stopped while it writes.
+RENDERED_PER_TEXT_LIMIT = 4
 
 
 class ModelLanguage:
@@ -54,14 +57,15 @@ class ModelLanguage:
         return await self._run(lambda: self._ids(text, add_special_tokens=add_special_tokens), inline=len(text) <= INLINE_CHARACTERS)
 
     async def encode_chat(self, chat: ChatInput) -> list[int]:
-        messages = normalised_messages(chat.messages)
         template = self._template_for(chat)
         if chat.continue_final_message and chat.add_generation_prompt:
             raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
-        if chat.continue_final_message and not (messages and messages[-1]["content"]):
-            raise invalid("continue_final_message needs a last message with content", "messages")
 
         def work() -> list[int]:
+            messages = normalised_messages(chat.messages, template_traits(template))
+            ending = last_text(messages)
+            if chat.continue_final_message and not ending:
+                raise invalid("continue_final_message needs a last message with content", "messages")
             text = render(
                 template,
                 {
@@ -73,9 +77,10 @@ class ModelLanguage:
                     "documents": chat.documents,
                     "add_generation_prompt": chat.add_generation_prompt is not False and not chat.continue_final_message,
                 },
+                most_characters=RENDERED_PER_TEXT_LIMIT * MAX_CHARACTERS_PER_TOKEN * self._max_model_len,
             )
             if chat.continue_final_message:
-                text = _cut_after(text, messages[-1]["content"])
+                text = _cut_after(text, ending)
             check_text_length(text, param="messages", max_model_len=self._max_model_len)
             return self._ids(text, add_special_tokens=bool(chat.add_special_tokens))
 
@@ -144,7 +149,7 @@ class ModelLanguage:
     async def _run(self, work: Callable[[], ResultT], *, inline: bool) -> ResultT:
         if inline:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, contextvars.copy_context().run, work)
 
 
 def _cut_after(rendered: str, content: str) -> str:

@@ -1,8 +1,10 @@
 """The text of one choice, token by token: whole characters only, stop strings found wherever they lie.
 
-Text and tokens leave together. While a stop string may still be beginning, its possible first characters are held back, and with them
-their tokens; when the stop string is to be part of the output nothing is held back. Of several stop strings the one that completes first
-wins. A character that the prompt began belongs to the prompt: the tokens that complete it, or fail to, give no text for it.
+While a stop string may still be beginning, at most (longest stop - 1) characters are held back; when the stop string is to be part of the
+output nothing is. A token leaves with the first of its characters, so what a client has in text, it has in ids, and ids run ahead of the
+text by at most the rest of one token. A token without text leaves once the text before it has. At the end everything leaves up to the
+token that completed the stop string. Of several stop strings the one that completes first wins. A character that the prompt began belongs
+to the prompt: the tokens that complete it, or fail to, give no text for it.
 """
 
 import codecs
@@ -15,7 +17,7 @@ from trivet_frontend.text.token_bytes import TokenBytes
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Text that may leave, and how many of the tokens pushed so far it completes since the last release.
+    """Text that may leave, and how many of the tokens pushed so far leave with it.
 
     `stop` is the stop string that ended the text; tokens after the one that completed it never leave.
     """
@@ -26,7 +28,7 @@ class Release:
 
 
 class IncrementalText:
-    """Owns the text not yet released and how far each token reaches into it."""
+    """Owns the text not yet released and where each token lies in it."""
 
     def __init__(
         self,
@@ -54,8 +56,8 @@ class IncrementalText:
         self._sent = 0
         self._searchable_from = 0
         self._tokens_seen = 0
-        # How far each token that has not left reaches into the text.
-        self._ends: deque[int] = deque()
+        # Where the text of each token that has not left begins and ends.
+        self._spans: deque[tuple[int, int]] = deque()
 
     def push(self, token_ids: Sequence[int], *, finished: bool, stop_token: bool) -> Release:
         """Take tokens and say what may leave; with `stop_token` the last of them ended the choice and gives no text unless asked for."""
@@ -67,13 +69,13 @@ class IncrementalText:
             self._text += self._decoded(content, final=finished and is_last)
             self._tokens_seen += 1
             # A token that ends inside a character reaches into the next one.
-            self._ends.append(len(self._text) + (1 if self._decoder.getstate()[0] else 0))
+            self._spans.append((before, len(self._text) + (1 if self._decoder.getstate()[0] else 0)))
             if self._stops and (release := self._stopped(before)) is not None:
                 return release
         if finished and not token_ids:
             self._text += self._decoded(b"", final=True)
         if finished:
-            return self._release(len(self._text), tokens=len(self._ends))
+            return self._release(len(self._text), tokens=len(self._spans))
         return self._release_within(len(self._text) - self._hold)
 
     def _decoded(self, content: bytes, *, final: bool) -> str:
@@ -93,18 +95,20 @@ class IncrementalText:
         if not found:
             return None
         end, stop = min(found)
-        return self._release(end if self._include_stop else end - len(stop), tokens=len(self._ends), stop=stop)
+        return self._release(end if self._include_stop else end - len(stop), tokens=len(self._spans), stop=stop)
 
     def _release_within(self, limit: int) -> Release:
-        """Whole tokens that reach no further than `limit`, with their text: nothing leaves of a token whose rest is held back."""
-        tokens, length = 0, self._sent
-        while tokens < len(self._ends) and self._ends[tokens] <= limit:
-            length = self._ends[tokens]
+        """The text up to `limit`, with every token that has a character in it or ends before it."""
+        length = max(limit, self._sent)
+        tokens = 0
+        for begin, end in self._spans:
+            if begin >= length and end > length:
+                break
             tokens += 1
         return self._release(length, tokens=tokens)
 
     def _release(self, length: int, *, tokens: int, stop: str | None = None) -> Release:
         text, self._sent = self._text[self._sent : length], max(length, self._sent)
         for _ in range(tokens):
-            self._ends.popleft()
+            self._spans.popleft()
         return Release(text, tokens, stop)

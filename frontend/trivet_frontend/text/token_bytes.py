@@ -5,12 +5,18 @@ Byte-level vocabularies write each byte as a printable character (the GPT-2 tabl
 """
 
 import codecs
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# A worker that writes ids without end must not fill the log with them.
+MAX_LOGGED_IDS = 64
 
 _LONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -22,13 +28,14 @@ class _TokenizerFile(msgspec.Struct):
 
 
 class TokenBytes:
-    """Token id to bytes; an id without a token gives none."""
+    """Token id to bytes; an id without a token gives none, and one beyond the vocabulary is logged the first time."""
 
     def __init__(self, tokenizer: Tokenizer, tokenizer_json: bytes) -> None:
         byte_level = "ByteLevel" in _decoder_types(msgspec.json.decode(tokenizer_json, type=_TokenizerFile).decoder)
         to_bytes = _byte_level_bytes if byte_level else _plain_bytes
         self._bytes: list[bytes] = [b""] * tokenizer.get_vocab_size(with_added_tokens=True)
         self._special: set[int] = set()
+        self._logged: set[int] = set()
         for token, token_id in tokenizer.get_vocab(with_added_tokens=False).items():
             self._put(token_id, to_bytes(token))
         for token_id, added in tokenizer.get_added_tokens_decoder().items():
@@ -44,7 +51,12 @@ class TokenBytes:
     def of(self, token_id: int, *, skip_special_tokens: bool = False) -> bytes:
         if skip_special_tokens and token_id in self._special:
             return b""
-        return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
+        if 0 <= token_id < len(self._bytes):
+            return self._bytes[token_id]
+        if token_id not in self._logged and len(self._logged) < MAX_LOGGED_IDS:
+            self._logged.add(token_id)
+            logger.warning("token %d is not in the vocabulary of %d tokens and has no text", token_id, len(self._bytes))
+        return b""
 
     def unfinished(self, token_ids: Sequence[int]) -> bytes:
         """The bytes of a character that `token_ids` begin and do not end."""
