@@ -31,15 +31,6 @@ def normalised_messages(messages: Any, traits: TemplateTraits | None = None) -> 
     return plain
 
 
-def last_text(messages: Any) -> str:
-    """The text that the last of some accepted messages ends with: its content, or its last part."""
-    content = messages[-1].get("content") if messages else None
-    if isinstance(content, list):
-        part = content[-1] if content else ""
-        return part if isinstance(part, str) else str(part[part["type"]])
-    return content or ""
-
-
 def _message(message: Any, place: str, traits: TemplateTraits, broken: list[str]) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise _refuse(place, "must be an object")

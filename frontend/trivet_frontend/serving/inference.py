@@ -14,7 +14,7 @@ from dataclasses import replace
 from trivet_chassis.clock import Clock
 from trivet_proto.errors import ErrorKind, TrivetError
 
-from trivet_frontend.chat import last_text, normalised_messages
+from trivet_frontend.chat import normalised_messages
 from trivet_frontend.engine import EngineClient, EngineRequest, SamplingParams
 from trivet_frontend.serving.choice import Choice
 from trivet_frontend.serving.generation import Generation, PromptState, PromptWishes
@@ -99,7 +99,7 @@ class Inference:
         with self._entry(model, options) as entry:
             tools = check_tools(chat.tools, chat.tool_choice)
             token_ids = await entry.model.language.encode_chat(replace(chat, tools=tools))
-            echoed = last_text(normalised_messages(chat.messages[-1:])) if chat.echo and chat.continue_final_message else ""
+            echoed = normalised_messages(chat.messages[-1:])[0]["content"] if chat.echo and chat.continue_final_message else ""
             wishes = PromptWishes(echo=bool(echoed), prompt_logprobs=options.prompt_logprobs)
             return await self._start(entry, [PreparedPrompt(token_ids, echoed)], options, wishes, request_id)
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from trivet_checkpoint import ModelBundle
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
 
-from trivet_frontend.chat import compiled, last_text, normalised_messages, render, template_traits
+from trivet_frontend.chat import compiled, cut_at_continuation_mark, normalised_messages, render, template_traits, with_continuation_mark
 from trivet_frontend.engine import ModelDescription, TokenLogprobs
 from trivet_frontend.serving.options import ChatInput, GenerationOptions
 from trivet_frontend.serving.outcome import TokenLogprob
@@ -63,9 +63,8 @@ class ModelLanguage:
 
         def work() -> list[int]:
             messages = normalised_messages(chat.messages, template_traits(template))
-            ending = last_text(messages)
-            if chat.continue_final_message and not ending:
-                raise invalid("continue_final_message needs a last message with content", "messages")
+            if chat.continue_final_message:
+                messages = with_continuation_mark(messages)
             text = render(
                 template,
                 {
@@ -80,7 +79,7 @@ class ModelLanguage:
                 most_characters=RENDERED_PER_TEXT_LIMIT * MAX_CHARACTERS_PER_TOKEN * self._max_model_len,
             )
             if chat.continue_final_message:
-                text = _cut_after(text, ending)
+                text = cut_at_continuation_mark(text)
             check_text_length(text, param="messages", max_model_len=self._max_model_len)
             return self._ids(text, add_special_tokens=bool(chat.add_special_tokens))
 
@@ -150,11 +149,3 @@ class ModelLanguage:
         if inline:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, contextvars.copy_context().run, work)
-
-
-def _cut_after(rendered: str, content: str) -> str:
-    """What a template puts behind the last message is what would end it."""
-    place = rendered.rfind(content.strip())
-    if place < 0:
-        raise invalid("continue_final_message: the chat template does not show the last message as it is", "continue_final_message")
-    return rendered[: place + len(content.strip())]
