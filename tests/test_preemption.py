@@ -73,7 +73,7 @@ async def test_seeded_sampling_gives_the_same_tokens_after_a_preemption(cramped:
 
 
 async def test_penalties_count_the_same_tokens_after_a_preemption(cramped: Gateway, gateway: Gateway) -> None:
-    """RW-14, the part with a preemption: what a request was penalised for is not forgotten when it is computed again."""
+    """What a request was penalised for is not forgotten when it is computed again."""
     penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5, "temperature": 0}
     roomy = await stories(gateway, **penalties)
     before = await preemptions(cramped)

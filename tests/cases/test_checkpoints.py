@@ -1,7 +1,7 @@
-"""Kind 12: the same model in other files is the same model (RW-37, RW-38), from the row order of q and k to a head that is tied, copied or
+"""The same model in other files is the same model, from the row order of q and k to a head that is tied, copied or
 missing.
 
-The files hold weights that float16 can hold, so most comparisons are exact. What differs between the folders of RW-38 is the head alone;
+The files hold weights that float16 can hold, so most comparisons are exact. What differs between the folders with tied heads is the head alone;
 two of the model's layers are enough to show it.
 """
 
@@ -75,7 +75,7 @@ async def likeliest(gateway: Gateway, prompts: Sequence[list[int]]) -> list[str]
     ]
 
 
-# RW-37
+# The row order of q and k
 
 
 @pytest.mark.parametrize(("kind", "least"), [(KIND.F16, 0.99999), (KIND.Q8_0, 0.99), (KIND.Q4_1, 0.99)], ids=["F16", "Q8_0", "Q4_1"])
@@ -134,7 +134,7 @@ async def test_an_f16_gguf_file_and_a_folder_continue_alike_and_q8_0_nearly(whol
     assert equal >= 0.95 * len(best_of_folder)
 
 
-# RW-38; (a), a GGUF file without an output tensor, is the default model itself: `tests/test_greedy.py`
+# The tied head; (a), a GGUF file without an output tensor, is the default model itself: `tests/test_greedy.py`
 
 
 async def served(model: Path, prompts: Sequence[list[int]]) -> tuple[list[list[int]], str]:

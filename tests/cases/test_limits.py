@@ -1,4 +1,4 @@
-"""Kind 10: messages beyond 4 MB pass, messages beyond the product's own limit are refused by name (RW-33), over HTTP."""
+"""Messages beyond 4 MB pass, messages beyond the product's own limit are refused by name, over HTTP."""
 
 from typing import Any
 

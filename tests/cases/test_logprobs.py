@@ -1,4 +1,4 @@
-"""Kind 3: log probabilities are finite JSON (RW-11), and those of a prompt are right whatever the prefix cache holds (RW-12)."""
+"""Log probabilities are finite JSON, and those of a prompt are right whatever the prefix cache holds."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -23,7 +23,7 @@ async def chunked_url() -> AsyncIterator[str]:
         yield deployment.base_url
 
 
-# RW-11; the parser of `Gateway` refuses NaN and the infinities in every answer
+# Finite log probabilities; the parser of `Gateway` refuses NaN and the infinities in every answer
 
 
 def assert_finite(values: list[float | None]) -> None:
@@ -113,7 +113,7 @@ async def test_streamed_logprobs_equal_those_of_the_whole_answer(gateway: Gatewa
     assert [entry["logprob"] for entry in streamed] == pytest.approx([entry["logprob"] for entry in content], abs=1e-4)
 
 
-# RW-12
+# Prompt log probabilities and the prefix cache
 
 
 def prompt_values(answer: Any, prompt: list[int]) -> list[float]:

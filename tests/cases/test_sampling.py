@@ -1,4 +1,4 @@
-"""Kind 4: what is sampled is what was asked for, whoever else is in the batch (RW-13 to RW-16)."""
+"""What is sampled is what was asked for, whoever else is in the batch."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ PENALISED: list[dict[str, Any]] = json.loads((Path(__file__).parent.parent / "re
 SPECIAL = set(range(17))
 
 
-# RW-13
+# Tiny temperatures
 
 
 async def test_a_tiny_temperature_or_top_p_is_greedy_alone_and_beside_a_random_request(gateway: Gateway) -> None:
@@ -59,7 +59,7 @@ async def test_a_temperature_that_is_negative_or_no_number_is_refused(gateway: G
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-# RW-14
+# Penalties
 
 
 async def penalised(gateway: Gateway, record: dict[str, Any]) -> list[int]:
@@ -119,7 +119,7 @@ async def test_a_penalty_out_of_range_is_refused(gateway: Gateway, field: str, v
     assert (refusal.status, refusal.param) == (400, field)
 
 
-# RW-15
+# Bad words
 
 EXAGGERATED, SPACED_EXAGGERATED = [888, 12895, 483], 24098
 DESCRIBED, SPACED_DESCRIBED = [12390, 7199], 3873
@@ -176,7 +176,7 @@ async def test_a_request_that_leaves_no_token_fails_alone(gateway: Gateway) -> N
     assert ids_of(await beside) == ids_of(await gateway.complete(PARIS, max_tokens=24, return_token_ids=True))
 
 
-# RW-16; the part with a preemption is in `tests/test_preemption.py`
+# Seeds; the part with a preemption is in `tests/test_preemption.py`
 
 SEEDED = {"temperature": 0.8, "max_tokens": 16, "ignore_eos": True, "return_token_ids": True}
 

@@ -1,4 +1,4 @@
-"""Kind 5: requests that can never fit (RW-17), and prompts that end with a block (RW-18)."""
+"""Requests that can never fit, and prompts that end with a block."""
 
 import asyncio
 import re
@@ -34,7 +34,7 @@ async def small_gateway(small: Deployment) -> AsyncIterator[Gateway]:
         assert (await caller.metrics())["trivet_engine_blocks_in_use"] == 0
 
 
-# RW-17
+# Requests larger than the pool
 
 
 async def refused_in_time(gateway: Gateway) -> Refusal:
@@ -69,7 +69,7 @@ async def test_a_pool_smaller_than_the_context_is_warned_of_at_start(small: Depl
     assert any(str(CONTEXT) in line for line in warnings), warnings
 
 
-# RW-18
+# Prompts that end with a block
 
 SIXTEEN = [{"role": "system", "content": "S"}, {"role": "user", "content": "Hello"}]
 ODYSSEY = "Tell me, muse, of the man of many ways who wandered far after he had sacked the holy citadel of Troy, and saw many cities. " * 3

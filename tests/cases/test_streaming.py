@@ -1,4 +1,4 @@
-"""Kind 2: streamed text is right to the character (RW-07 to RW-09), with the ids forced through request fields."""
+"""Streamed text is right to the character, with the ids forced through request fields."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ async def whole_and_stream(gateway: Gateway, prompt: Any, **fields: Any) -> tupl
     return whole, chunks
 
 
-# RW-07
+# Characters over several tokens
 
 
 @pytest.mark.parametrize(("ids", "character"), [(WAVING_HAND, "\U0001f44b"), (D_WITH_CARON, "\u010f")], ids=["emoji", "letter"])
@@ -57,7 +57,7 @@ async def test_a_replacement_character_that_the_model_writes_passes_through(gate
     assert REPLACEMENT in whole["choices"][0]["text"]
 
 
-# RW-08
+# Prompts that end inside a character
 
 CUT_PEPPER = [19556, 905, 15107, 230]
 """Hello world, a space, and the first 3 of the 4 bytes of a hot pepper (U+1F336)."""
@@ -76,7 +76,7 @@ async def test_the_byte_that_completes_the_prompts_character_gives_it_or_nothing
     assert whole["choices"][0]["text"] in (" Paris", "\U0001f336 Paris")
 
 
-# RW-09
+# Stop strings
 
 ALPHABET = [33203, 23960, 57, 58]
 """DEF, GH, I, J."""

@@ -1,4 +1,4 @@
-"""Kind 1: what the gateway takes and refuses at its edges (RW-01 to RW-06); after each the server answers as ever."""
+"""What the gateway takes and refuses at its edges; after each the server answers as ever."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ async def still_serving(server: Deployment) -> AsyncIterator[None]:
         await caller.still_answers()
 
 
-# RW-01
+# Empty prompts
 
 
 @pytest.mark.parametrize("prompt", ["", [""], [], [[]], [PARIS, ""], ["", PARIS], [PARIS_IDS, []]], ids=repr)
@@ -41,7 +41,7 @@ async def test_an_empty_prompt_leaves_nothing_queued(gateway: Gateway) -> None:
     await gateway.idle(within=2)
 
 
-# RW-02
+# Content of messages
 
 TOOL_CALL = {"id": "call_1", "type": "function", "function": {"name": "tide", "arguments": '{"port": "Oban"}'}}
 
@@ -117,7 +117,7 @@ async def test_a_conversation_has_its_known_length(gateway: Gateway, messages: l
     assert (await gateway.chat(messages, max_tokens=1))["usage"]["prompt_tokens"] == tokens
 
 
-# RW-03
+# Tool arguments in the history
 
 ARGUMENTS = {
     "cut off": '{"port": "Ob',
@@ -137,7 +137,7 @@ async def test_broken_tool_arguments_in_the_history_do_not_poison_the_conversati
     assert whole["usage"]["prompt_tokens"] == len(await prompt_of(gateway, tool_loop(content=None, tool_calls=[TOOL_CALL])))
 
 
-# RW-04
+# Logit_bias
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ async def test_the_greatest_bias_makes_a_token_every_token_and_the_least_makes_i
     assert 7042 not in ids_of(banned)
 
 
-# RW-05
+# Echo
 
 
 @pytest.mark.parametrize("prompt", [PARIS, PARIS_IDS], ids=["text", "ids"])
@@ -220,7 +220,7 @@ async def test_no_tokens_without_echo_is_an_empty_text(gateway: Gateway) -> None
     assert answer["usage"]["completion_tokens"] == 0
 
 
-# RW-06
+# The edge of the context
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, None], ids=["1", "2", "unset"])
