@@ -1,8 +1,7 @@
-"""The same model in other files is the same model, from the row order of q and k to a head that is tied, copied or
-missing.
+"""The same model in other files is the same model, from the row order of q and k to a head that is tied, copied or missing.
 
-The files hold weights that float16 can hold, so most comparisons are exact. What differs between the folders with tied heads is the head alone;
-two of the model's layers are enough to show it.
+The files hold weights that float16 can hold, so most comparisons are exact. What differs between the folders with tied heads is the head
+alone; two of the model's layers are enough to show it.
 """
 
 from collections.abc import Sequence
@@ -134,7 +133,7 @@ async def test_an_f16_gguf_file_and_a_folder_continue_alike_and_q8_0_nearly(whol
     assert equal >= 0.95 * len(best_of_folder)
 
 
-# The tied head; (a), a GGUF file without an output tensor, is the default model itself: `tests/test_greedy.py`
+# The tied head; a GGUF file without an output tensor is the default model itself: `tests/test_greedy.py`
 
 
 async def served(model: Path, prompts: Sequence[list[int]]) -> tuple[list[list[int]], str]:
