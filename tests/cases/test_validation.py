@@ -117,6 +117,12 @@ async def test_a_conversation_has_its_known_length(gateway: Gateway, messages: l
     assert (await gateway.chat(messages, max_tokens=1))["usage"]["prompt_tokens"] == tokens
 
 
+async def test_a_conversation_without_messages_is_refused_but_can_be_tokenized(gateway: Gateway) -> None:
+    refusal = await gateway.refusal(CHAT, {"messages": [], "max_tokens": 4})
+    assert (refusal.status, refusal.param) == (400, "messages")
+    assert (await gateway.answer("/tokenize", {"messages": []}))["count"] == 4
+
+
 # Tool arguments in the history
 
 ARGUMENTS = {

@@ -300,7 +300,7 @@ class SchedulerSession:
         self._outbox_filled.clear()
         lost, self._streams = self._streams, {}
         for stream in lost.values():
-            stream.fail(wire.lost_error(self.address))
+            stream.fail(wire.lost_error())
         self._on_change()
 
 

@@ -222,5 +222,7 @@ def load_of(message: engine_pb2.Load) -> LoadReport:
     )
 
 
-def lost_error(address: str) -> TrivetError:
-    return TrivetError(ErrorKind.UNAVAILABLE, f"the scheduler at {address} was lost while it served this request", retryable=True)
+def lost_error() -> TrivetError:
+    """What a client sees when its scheduler is gone: no addresses of ours."""
+    message = "the service that computed this answer went away or is shutting down before it was finished; try again"
+    return TrivetError(ErrorKind.UNAVAILABLE, message, retryable=True)

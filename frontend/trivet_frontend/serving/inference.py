@@ -97,6 +97,8 @@ class Inference:
     async def chat(self, chat: ChatInput, options: GenerationOptions, *, model: str | None, request_id: str) -> Generation:
         """Answer a conversation. Who gets the generation must close it."""
         with self._entry(model, options) as entry:
+            if chat.messages == []:
+                raise refuse("messages", "must not be empty")
             tools = check_tools(chat.tools, chat.tool_choice)
             token_ids = await entry.model.language.encode_chat(replace(chat, tools=tools))
             echoed = normalised_messages(chat.messages[-1:])[0]["content"] if chat.echo and chat.continue_final_message else ""
