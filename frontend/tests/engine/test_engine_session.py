@@ -107,7 +107,7 @@ async def test_a_lost_scheduler_fails_its_requests_as_retryable_and_is_dialled_a
         [stream] = engine.submit(request_of(), model=known(engine)).streams
         await scheduler.until(lambda: bool(scheduler.live))
         scheduler.kill.set()
-        with pytest.raises(TrivetError, match="was lost") as caught:
+        with pytest.raises(TrivetError, match="went away") as caught:
             await all_tokens(stream)
         assert caught.value.kind is ErrorKind.UNAVAILABLE
         assert caught.value.retryable
