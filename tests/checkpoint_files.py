@@ -35,8 +35,8 @@ def rounded_model(layers: int | None = None) -> Any:
 
 
 def weights_of(model: Any) -> Weights:
-    """By Hugging Face's names, float32; a tied head isn't among them."""
-    return {name: value.detach() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    """Copies by Hugging Face's names, float32; a tied head isn't among them."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items() if name != "lm_head.weight"}
 
 
 def write_folder(folder: Path, model: Any, weights: Weights, *, left_out: str | None = None, **config: Any) -> Path:
