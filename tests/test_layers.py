@@ -88,7 +88,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("server",),
         ("__main__",),
     ),
-    "trivet_kernels": (("api",), ("reference", "cpu", "triton"), ("dispatch",)),
+    "trivet_kernels": (("api",), ("reference", "cpu", "triton")),
 }
 
 DOMAIN_ROOMS = {

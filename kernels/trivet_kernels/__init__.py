@@ -1,1 +1,1 @@
-"""Attention and other hot operators: what each means (`api`), the plain form (`reference`), and which one runs here (`dispatch`)."""
+"""Attention and other hot operators: what each means (`api`), and the plain form (`reference`)."""
