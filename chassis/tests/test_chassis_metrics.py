@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 from trivet_chassis import metrics
 from trivet_chassis.metrics import MAX_HEAD_BYTES, MetricsServer, create_registry
+from trivet_chassis.progress import Measure, idle
 from trivet_proto.errors import ErrorKind, TrivetError
 
 
@@ -24,9 +25,10 @@ async def serving(
     registry: CollectorRegistry | None = None,
     *,
     ready: Callable[[], bool] = lambda: True,
+    progress: Measure = idle,
     refresh: Callable[[], None] | None = None,
 ) -> AsyncIterator[MetricsServer]:
-    server = MetricsServer(listen, registry or CollectorRegistry(), ready=ready, refresh=refresh)
+    server = MetricsServer(listen, registry or CollectorRegistry(), ready=ready, progress=progress, step_limit_s=2.0, refresh=refresh)
     await server.start()
     try:
         yield server
@@ -67,6 +69,11 @@ async def test_the_registry_is_served() -> None:
     assert samples["trivet_steps_total"].value == 3
     assert samples["trivet_build_info"].labels["service"] == "worker"
     assert {"process_open_fds", "process_resident_memory_bytes", "python_info"} <= set(samples)
+    assert samples["trivet_tasks"].value >= 2  # this test and the connection
+
+
+def test_a_registry_can_be_read_outside_a_loop() -> None:
+    assert create_registry("worker").get_sample_value("trivet_tasks") == 0
 
 
 async def test_a_scrape_refreshes_first() -> None:
@@ -86,6 +93,19 @@ async def test_health_is_live_always_and_ready_when_the_service_says_so() -> Non
         ready[0] = True
         for path in ("/health", "/health/ready"):
             assert (await exchange(server, get(path)))[0] == 200
+
+
+async def test_progress_is_503_when_there_is_work_and_the_last_step_is_too_old() -> None:
+    found: list[tuple[bool, float | None]] = [(True, 1.0)]
+    async with serving(progress=lambda: found[0]) as server:
+        status, headers, body = await exchange(server, get("/health/progress"))
+        assert (status, headers["Content-Type"]) == (200, "application/json")
+        assert body == b'{"busy": true, "last_step_age_ms": 1000}'
+        found[0] = (True, 2.5)
+        assert (await exchange(server, get("/health/progress")))[0] == 503
+        assert (await exchange(server, get("/health/ready")))[0] == 200
+    async with serving() as server:
+        assert (await exchange(server, get("/health/progress")))[2] == b'{"busy": false, "last_step_age_ms": null}'
 
 
 async def test_head_has_the_length_and_no_body() -> None:

@@ -1,4 +1,4 @@
-"""gRPC servers and channels: limits, health, reflection, errors both ways, and request ids."""
+"""gRPC servers and channels: limits, reflection, errors both ways, and request ids."""
 
 import asyncio
 import contextlib
@@ -11,10 +11,9 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from trivet_chassis.logging import request_id
-from trivet_chassis.rpc import ERROR_KEY, RpcServer, abort, create_channel, create_server, error_of, is_serving, request_id_metadata
+from trivet_chassis.rpc import ERROR_KEY, RpcServer, abort, create_channel, create_server, error_of, request_id_metadata
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
 from trivet_proto.limits import MAX_MESSAGE_BYTES, MIB
 from trivet_proto.v1 import types_pb2
@@ -283,27 +282,6 @@ async def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
     async with create_channel(f"unix:{tmp_path}/none") as channel:
         error = error_of(await failure(Caller(channel), "unary", "x"))
     assert (error.kind, error.retryable) == (ErrorKind.UNAVAILABLE, True)
-
-
-async def test_health_is_not_serving_until_it_is_for_the_process_and_each_service(echo: Echo) -> None:
-    async with running(echo) as (server, caller):
-        stub: Any = health_pb2_grpc.HealthStub(caller.channel)
-        address = str(server.address)
-        for service in ("", SERVICE):
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
-            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert not await is_serving(address)
-        await server.health.serving()
-        assert server.health.is_serving
-        assert await is_serving(address)
-        assert await is_serving(address, service=SERVICE)
-        assert not await is_serving(address, service="other")
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-        await server.health.not_serving()
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        watch.cancel()
-    assert not await is_serving(address)
 
 
 async def test_reflection_lists_the_services(caller: Caller) -> None:

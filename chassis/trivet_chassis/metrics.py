@@ -1,7 +1,7 @@
 """`/metrics` and the three kinds of health over plain HTTP, for services that have no web framework.
 
 A small server: GET and HEAD only, one request a connection, bounded in size, time and connections. The registry belongs to the service;
-nothing is global. Live means that the loop turns (this answers); ready is the service's own word.
+nothing is global. Live means that the loop turns (this answers); ready and the age of the last step are the service's own word.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from trivet_proto.errors import invalid
 
 from trivet_chassis.addresses import Address, parse_address
+from trivet_chassis.progress import STEP_LIMIT_S, Measure, Progress, idle
 from trivet_chassis.sockets import Identity, claim, identity_of, release
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ _LINGER_BYTES = 64 * 1024
 _LINGER_S = 0.5
 
 _TEXT = "text/plain; charset=utf-8"
-_PATHS = ("/metrics", "/health", "/health/live", "/health/ready")
+_JSON = "application/json"
+_PATHS = ("/metrics", "/health", "/health/live", "/health/ready", "/health/progress")
 
 
 def create_registry(service: str) -> CollectorRegistry:
@@ -39,6 +41,7 @@ def create_registry(service: str) -> CollectorRegistry:
     PlatformCollector(registry=registry)
     info = Gauge("trivet_build_info", "The software; always 1", ["service", "version"], registry=registry)
     info.labels(service, software_version()).set(1)
+    Gauge("trivet_tasks", "Asyncio tasks that live", registry=registry).set_function(_live_tasks)
     return registry
 
 
@@ -47,6 +50,13 @@ def software_version() -> str:
         return version("trivet-chassis")
     except PackageNotFoundError:
         return "unknown"
+
+
+def _live_tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # asked outside a loop
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +81,25 @@ class _Response:
 class MetricsServer:
     """Serves a registry. `ready` says whether a request sent now would be served; an empty address serves nothing.
 
+    `progress` says whether there is work and how old the last step is, in seconds; over `step_limit_s` a busy service answers 503.
     `refresh` runs before each scrape, to set gauges that cost something.
     """
 
     def __init__(
-        self, listen: str, registry: CollectorRegistry, *, ready: Callable[[], bool], refresh: Callable[[], None] | None = None
+        self,
+        listen: str,
+        registry: CollectorRegistry,
+        *,
+        ready: Callable[[], bool],
+        progress: Measure = idle,
+        step_limit_s: float = STEP_LIMIT_S,
+        refresh: Callable[[], None] | None = None,
     ) -> None:
         self._address = parse_address(listen, "metrics_listen") if listen else None
         self._registry = registry
         self._ready = ready
+        self._progress = progress
+        self._step_limit_s = step_limit_s
         self._refresh = refresh
         self._server: asyncio.Server | None = None
         self._socket_file: Identity | None = None
@@ -170,6 +190,9 @@ class MetricsServer:
             return _Response(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_LATEST, head_only=head_only)
         if path == "/health/live":
             return _Response(HTTPStatus.OK, b"live\n", head_only=head_only)
+        if path == "/health/progress":
+            found = Progress(*self._progress(), self._step_limit_s)
+            return _Response(found.status, found.body, _JSON, head_only=head_only)
         if self._ready():
             return _Response(HTTPStatus.OK, b"ready\n", head_only=head_only)
         return _Response(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n", head_only=head_only)

@@ -1,6 +1,7 @@
 """gRPC servers and channels, all made here, so that limits, keepalive and (one day) TLS are set in one place.
 
-A server answers the gRPC health protocol (NOT_SERVING until `Health.serving`) and reflection, and maps errors (`rpc_errors.py`).
+A server answers the gRPC health protocol (`health.py`: live from its start, ready when the service says so) and reflection, and maps
+errors (`rpc_errors.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +14,14 @@ from trivet_proto.errors import invalid
 from trivet_proto.limits import MAX_MESSAGE_BYTES
 
 from trivet_chassis.addresses import Address, parse_address
+from trivet_chassis.health import LIVE, READY, Health
 from trivet_chassis.rpc_errors import ERROR_KEY, REQUEST_ID_KEY, ErrorInterceptor, abort, error_of, request_id_metadata
 from trivet_chassis.sockets import Identity, claim, identity_of, release
 
 __all__ = [
     "ERROR_KEY",
+    "LIVE",
+    "READY",
     "REQUEST_ID_KEY",
     "ErrorInterceptor",
     "Health",
@@ -60,27 +64,6 @@ _CHANNEL_OPTIONS = [
 ]
 
 
-class Health:
-    """The gRPC health of a process and of each service that it names."""
-
-    def __init__(self, services: Sequence[str]) -> None:
-        self._services = ("", *services)
-        self.servicer = health.aio.HealthServicer()
-        self.is_serving = False
-
-    async def serving(self) -> None:
-        await self._set(health_pb2.HealthCheckResponse.SERVING)
-        self.is_serving = True
-
-    async def not_serving(self) -> None:
-        self.is_serving = False
-        await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
-
-    async def _set(self, status: int) -> None:
-        for name in self._services:
-            await self.servicer.set(name, status)
-
-
 class RpcServer:
     """A grpc.aio server with health and reflection, bound to one address."""
 
@@ -97,11 +80,13 @@ class RpcServer:
         return self._address if self._address.is_unix else Address(host=self._address.host, port=self.port)
 
     async def start(self) -> None:
+        """Answer; live from now on."""
         await self._server.start()
+        await self.health.live()
 
     async def stop(self, grace_s: float = DRAIN_GRACE_S) -> None:
         """Take no new calls, give running ones `grace_s` seconds, cancel the rest."""
-        await self.health.not_serving()
+        await self.health.ready(False)
         await self._server.stop(grace_s)
         if self._address.is_unix:
             release(self._address.path, self._socket_file)
@@ -122,7 +107,7 @@ async def create_server(
         claim(address.path)
     server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[ErrorInterceptor(), *interceptors])
     own_health = Health(services)
-    await own_health.not_serving()
+    await own_health.ready(False)
     register(server)
     health_pb2_grpc.add_HealthServicer_to_server(own_health.servicer, server)
     reflection.enable_server_reflection([*services, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
@@ -139,7 +124,7 @@ def create_channel(address: str) -> grpc.aio.Channel:
 
 
 async def is_serving(address: str, timeout_s: float = 1.0, service: str = "") -> bool:
-    """Whether the health service at `address` says SERVING now."""
+    """Whether the health service at `address` says SERVING now of `service`: `LIVE`, `READY`, or a service's name, which means ready."""
     async with create_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
