@@ -12,7 +12,7 @@ CODE := $(PACKAGES) tests
 PORT ?= 8000
 ARGS ?=
 
-.PHONY: help serve test test-long check format stubs setup setup-dev clean
+.PHONY: help serve test test-long check format stubs release-contract setup setup-dev clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -30,7 +30,7 @@ check: setup-dev ## format, lint, types, contracts, stubs current, layer rule
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	@for package in $(PACKAGES); do echo "mypy $$package"; (cd $$package && ../$(BIN)/mypy --config-file ../pyproject.toml $$(dirname trivet*/__init__.py)) || exit 1; done
-	cd proto && ../$(BIN)/buf lint
+	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against released.binpb
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python -m pytest -q tests/test_layers.py
 
@@ -40,6 +40,9 @@ format: setup-dev ## format the code and apply the linter's own fixes
 
 stubs: setup-dev ## generate the Python stubs of the contracts
 	$(BIN)/python proto/generate.py
+
+release-contract: setup-dev ## declare the contracts as they stand released: what breaks them is refused from now on
+	cd proto && ../$(BIN)/buf breaking --against released.binpb && ../$(BIN)/buf build --output released.binpb
 
 setup: $(VENV)/.set-up ## what serving needs, in .venv
 
