@@ -1,0 +1,29 @@
+# The scheduler: tokens. No torch, no tokenizer of its own, no model.
+FROM python:3.11-slim-bookworm AS build
+WORKDIR /source
+COPY constraints.txt ./
+COPY deploy/docker/install.py deploy/docker/
+RUN --mount=type=cache,target=/root/.cache/pip python deploy/docker/install.py tools
+# What others wrote depends on these files alone, so a change of code leaves its layer as it is.
+COPY proto/pyproject.toml proto/
+COPY chassis/pyproject.toml chassis/
+COPY checkpoint/pyproject.toml checkpoint/
+COPY scheduler_svc/pyproject.toml scheduler_svc/
+RUN --mount=type=cache,target=/root/.cache/pip python deploy/docker/install.py libraries scheduler /opt/trivet
+COPY proto proto
+COPY chassis chassis
+COPY checkpoint checkpoint
+COPY scheduler_svc scheduler_svc
+RUN python deploy/docker/install.py packages scheduler /opt/trivet
+
+FROM python:3.11-slim-bookworm
+RUN useradd --system --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin trivet
+COPY --from=build /opt/trivet/libraries /opt/trivet/libraries
+COPY --from=build /opt/trivet/packages /opt/trivet/packages
+ENV PATH=/opt/trivet/libraries/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+EXPOSE 7100 7101
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-m", "trivet_chassis.probe", "http://127.0.0.1:7101/health/live"]
+ENTRYPOINT ["python", "-m", "trivet_scheduler"]
