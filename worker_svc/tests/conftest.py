@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 from trivet_proto.packing import pack_i32, pack_u32, unpack_f32, unpack_i32
 from trivet_proto.v1 import types_pb2, worker_pb2
 from trivet_worker.config import WorkerSettings
@@ -124,6 +125,17 @@ class StepDriver:
         """One that must go well."""
         result = self.runner.execute(self.message(*arguments, **others))
         assert result.status == worker_pb2.STEP_STATUS_DONE, result
+        return result
+
+    def step_out_of_memory(self, *arguments: object, **others: object) -> worker_pb2.StepResult:
+        """One that asks for more memory than there is, halfway through the layers: keys and values of the first are written by then."""
+        last = self.runner._model.layers[-1]
+        hook = last.register_forward_pre_hook(lambda *_: torch.empty(1 << 60))
+        try:
+            result = self.runner.execute(self.message(*arguments, **others))
+        finally:
+            hook.remove()
+        assert result.status == worker_pb2.STEP_STATUS_FAILED, result
         return result
 
     def run(self, request: worker_pb2.NewRequest, tokens: int) -> list[int]:

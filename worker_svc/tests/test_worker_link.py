@@ -8,13 +8,16 @@ from contextlib import asynccontextmanager
 import pytest
 from trivet_chassis.clock import SystemClock
 from trivet_chassis.lifecycle import Lifecycle
+from trivet_chassis.resolving import Peers
 from trivet_chassis.rpc import create_server
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.limits import MAX_STREAM_MESSAGE_BYTES
 from trivet_proto.packing import pack_f32, pack_i32, unpack_i32
 from trivet_proto.v1 import types_pb2, worker_pb2, worker_pb2_grpc
-from trivet_worker import link as link_module
-from trivet_worker.link import SchedulerLink, split_result
+from trivet_worker.link import SchedulerLink
+from trivet_worker.link import attachment as attachment_module
+from trivet_worker.link.home import Home
+from trivet_worker.link.results import split_result
 from trivet_worker.server import serve
 from trivet_worker.step_thread import StepThread
 
@@ -89,8 +92,9 @@ async def attached(driver, tools, socket, folder):
     )
     await server.start()
     thread = StepThread()
-    settings = tools.settings_for(folder, scheduler=f"unix:{socket}", name="replica-a")
-    link = SchedulerLink(settings, driver.loaded, thread, SystemClock())
+    settings = tools.settings_for(folder, scheduler=(f"unix:{socket}",), name="replica-a")
+    clock = SystemClock()
+    link = SchedulerLink(settings, driver.loaded, thread, clock, Home(Peers(settings.scheduler), clock, settings.rehome_after))
     task = asyncio.create_task(link.run())
     try:
         yield scheduler, link, task
@@ -204,15 +208,17 @@ async def test_when_the_stream_ends_the_worker_dials_again_and_starts_empty(part
     await again.next("ready")
     assert again.epoch != stream.epoch
     assert ran == [1]  # the step behind it was discarded
-    again.send(driver.message(known=[(held.handle, 3, 1)]), epoch=stream.epoch)  # of the older epoch: dropped
-    failing = driver.message(known=[(held.handle, 3, 1)])
-    again.send(failing)
-    result = await again.next("result")
-    assert (result.step, result.status) == (failing.step, worker_pb2.STEP_STATUS_FAILED)  # it holds nothing of the old life
+    driver.number = 0
+    step = driver.message([driver.request([1, 2, 3], temperature=0.0)])
+    again.send(step, epoch=stream.epoch)  # of the older epoch: dropped
+    again.send(step)
+    assert (await again.next("result")).status == worker_pb2.STEP_STATUS_DONE
+    again.send(driver.message(known=[(held.handle, 3, 1)]))  # it holds nothing of the old life
+    assert f"request {held.handle}, which this worker does not hold" in (await again.next("lost")).reason
 
 
 async def test_a_silent_scheduler_is_left_and_dialled_again(driver, tools, tmp_path, llama_folder, monkeypatch) -> None:
-    monkeypatch.setattr(link_module, "SILENCE_S", 0.3)
+    monkeypatch.setattr(attachment_module, "SILENCE_S", 0.3)
     async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as (scheduler, _, _):
         first = await next_stream(scheduler)
         second = await next_stream(scheduler)
@@ -223,8 +229,10 @@ async def test_a_draining_worker_is_let_go_and_does_not_dial_again(party) -> Non
     scheduler, link, task = party
     stream = await next_stream(scheduler)
     await stream.next("ready")
-    link.say_draining()
-    assert "shutting down" in (await stream.next("draining")).reason
+    link.say_draining(12.5)
+    draining = await stream.next("draining")
+    assert draining.deadline_ms == 12500
+    assert "shutting down" in draining.reason
     stream.down.put_nowait(None)
     await asyncio.wait_for(task, DEADLINE_S)
     assert scheduler.streams.empty()
@@ -252,7 +260,7 @@ async def test_a_refusal_ends_the_service_as_a_configuration_that_cannot_work(dr
     async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as (scheduler, _, task):
         scheduler.refusal = TrivetError(ErrorKind.FAILED_PRECONDITION, "another model is served here")
         await asyncio.wait({task}, timeout=DEADLINE_S)
-        settings = tools.settings_for(llama_folder, scheduler=f"unix:{tmp_path}/s.sock", listen="", metrics_listen="")
+        settings = tools.settings_for(llama_folder, scheduler=(f"unix:{tmp_path}/s.sock",), listen="", metrics_listen="")
         lifecycle = Lifecycle()
         with pytest.raises(TrivetError, match="another model is served here"):
             await asyncio.wait_for(serve(settings, lifecycle), DEADLINE_S)
@@ -263,7 +271,8 @@ async def test_a_refusal_ends_the_service_as_a_configuration_that_cannot_work(dr
 async def test_a_service_leaves_in_time_though_the_scheduler_does_not_let_go(driver, tools, tmp_path, llama_folder) -> None:
     async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as (scheduler, _, _):
         await next_stream(scheduler)
-        settings = tools.settings_for(llama_folder, scheduler=f"unix:{tmp_path}/s.sock", listen="", metrics_listen="")
+        address = (f"unix:{tmp_path}/s.sock",)
+        settings = tools.settings_for(llama_folder, scheduler=address, listen="", metrics_listen="", drain_timeout=0.2)
         lifecycle = Lifecycle()
         service = asyncio.create_task(serve(settings, lifecycle))
         stream = await next_stream(scheduler)

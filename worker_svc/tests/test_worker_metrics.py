@@ -7,12 +7,14 @@ from trivet_worker.metrics import WorkerMetrics
 GREEDY = {"temperature": 0.0}
 
 
-def test_steps_are_counted_by_status_and_timed_by_phase(driver) -> None:
+def test_steps_are_counted_by_status_and_timed_by_phase(driver, monkeypatch) -> None:
     metrics = WorkerMetrics()
     value = metrics.registry.get_sample_value
     request = driver.request([1, 2, 3], **GREEDY)
     metrics.observe(driver.step([request]))
-    metrics.observe(driver.runner.execute(driver.message(known=[(999, 0, 1)])))
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.runner, "_reply", lambda *_: (_ for _ in ()).throw(MemoryError))
+        metrics.observe(driver.runner.execute(driver.message(known=[(request.handle, 3, 1)])))
     metrics.observe(driver.runner.execute(driver.message(known=[(request.handle, 3, 1)])))
     assert [value("trivet_worker_steps_total", {"status": status}) for status in ("done", "failed", "skipped")] == [1, 1, 1]
     assert value("trivet_worker_tokens_total") == 3

@@ -40,7 +40,9 @@ def test_auto_is_a_type_that_torch_multiplies_here() -> None:
 
 def test_a_scheduler_address_that_cannot_be_is_refused_before_anything_heavy() -> None:
     with pytest.raises(TrivetError, match="scheduler"):
-        WorkerSettings(scheduler="nowhere").check()
+        WorkerSettings(scheduler=("127.0.0.1:7100", "nowhere")).check()
+    with pytest.raises(TrivetError, match="scheduler"):
+        WorkerSettings(scheduler=()).check()
 
 
 async def test_the_thread_runs_in_order_and_hands_on_what_is_raised() -> None:

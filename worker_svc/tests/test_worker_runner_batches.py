@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from trivet_proto.errors import TrivetError
 from trivet_proto.packing import pack_f32, pack_i32, unpack_i32, unpack_u32
 from trivet_proto.v1 import worker_pb2
 from trivet_worker.step_thread import StepThread
@@ -91,8 +92,7 @@ def test_a_skipped_step_zeroes_blocks_all_the_same(driver) -> None:
     request = driver.request(PROMPT, **GREEDY)
     for cache in driver.runner._caches.values():
         cache[unpack_i32(request.block_ids).tolist()] = float("nan")
-    failed = driver.runner.execute(driver.message(known=[(999, 0, 1)]))
-    assert failed.status == worker_pb2.STEP_STATUS_FAILED
+    failed = driver.step_out_of_memory([driver.request([1, 2], room=4, **GREEDY)])
     skipped = driver.runner.execute(driver.message([request], blocks_to_zero=request.block_ids))
     assert skipped.status == worker_pb2.STEP_STATUS_SKIPPED
     got = unpack_i32(driver.step(known=[(request.handle, 0, len(PROMPT))], resync=failed.step).token_ids).tolist()
@@ -112,9 +112,8 @@ def test_a_finished_and_a_new_request_in_one_step_share_the_last_slot(driver) ->
     driver.step(held)
     late = driver.request(PROMPT, room=24, **GREEDY)
     assert driver.step([late], finished=[held[3].handle]).token_ids
-    refused = driver.runner.execute(driver.message([driver.request([1], room=4, **GREEDY)]))
-    assert refused.status == worker_pb2.STEP_STATUS_FAILED
-    assert "limits" in refused.error.message
+    with pytest.raises(TrivetError, match="there is room for 0"):
+        driver.runner.execute(driver.message([driver.request([1], room=4, **GREEDY)]))
 
 
 async def test_a_stopped_thread_finishes_what_it_holds_and_takes_no_more() -> None:

@@ -23,7 +23,8 @@ def draw(logits, rows, *, output=(), prompt=(5, 6), position=None) -> Sampled:
     columns = SamplingColumns(capacity, logits.shape[1])
     ids = np.array([*prompt, *output], dtype=np.int32)
     for slot, (seed, params) in enumerate(rows):
-        columns.put(slot, types_pb2.SamplingParams(**params), seed, ids, len(prompt), pack_i32([EOS]))
+        sampling = types_pb2.SamplingParams(**params)
+        columns.put(slot, sampling, seed, columns.extras_of(sampling, ids, len(prompt), pack_i32([EOS])))
     table = np.zeros((capacity, 64), dtype=np.int32)
     table[:, : len(ids)] = ids
     lengths = np.full(capacity, len(ids) if position is None else position)

@@ -24,7 +24,8 @@ def draw(logits, rows, *, output=(), prompt=(5, 6)) -> Sampled:
     columns = SamplingColumns(len(rows), logits.shape[1])
     ids = np.array([*prompt, *output], dtype=np.int32)
     for slot, (seed, params) in enumerate(rows):
-        columns.put(slot, types_pb2.SamplingParams(**params), seed, ids, len(prompt), pack_i32([EOS]))
+        sampling = types_pb2.SamplingParams(**params)
+        columns.put(slot, sampling, seed, columns.extras_of(sampling, ids, len(prompt), pack_i32([EOS])))
     table = np.tile(ids, (len(rows), 1))
     lengths = np.full(len(rows), len(ids))
     return sample(logits, columns, np.arange(len(rows)), lengths, np.full(len(rows), len(prompt)), table)

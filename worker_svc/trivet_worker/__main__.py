@@ -11,7 +11,8 @@ from trivet_proto.errors import TrivetError
 
 from trivet_worker.config import WorkerSettings
 
-DRAIN_LIMIT_S = 5.0
+DRAIN_MARGIN_S = 10.0
+"""How much longer than its own limit a drain may take before the process is ended: a step at hand is finished."""
 
 
 def main() -> int:
@@ -27,14 +28,15 @@ def main() -> int:
         print(explain(error), file=sys.stderr)
         return EXIT_CONFIGURATION
     settings = loaded.value
-    configure_logging("worker", settings.log_level, settings.log_format)
+    configure_logging(settings.name or "worker", settings.log_level, settings.log_format)
     logging.getLogger(__name__).info("settings:\n%s", loaded.describe())
     # Read once, when torch brings up its threads, so it must be set before the import. Threads that spin long starve whatever else wants
     # the cores: beside one more busy process the library's own default made a step five times as slow.
     os.environ.setdefault("GOMP_SPINCOUNT", str(settings.spin))
     from trivet_worker.server import serve
 
-    return run_service(lambda lifecycle: serve(settings, lifecycle), name="trivet-worker", drain_limit_s=DRAIN_LIMIT_S)
+    drain_limit_s = settings.drain_timeout + DRAIN_MARGIN_S
+    return run_service(lambda lifecycle: serve(settings, lifecycle), name="trivet-worker", drain_limit_s=drain_limit_s)
 
 
 if __name__ == "__main__":

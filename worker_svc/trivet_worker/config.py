@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from trivet_chassis.addresses import parse_address, refuse_public
 from trivet_chassis.logging import LogFormat, LogLevel
+from trivet_chassis.resolving import Peers
 from trivet_chassis.settings import Setting
 from trivet_proto.errors import invalid
 
@@ -18,7 +19,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process: one replica."""
 
     model: Annotated[str, Setting(help="GGUF file or Hugging Face folder; none: the embedded default", positional=True)] = ""
-    scheduler: Annotated[str, Setting(help="the scheduler to work for: host:port or unix:/path")] = "127.0.0.1:7100"
+    scheduler: Annotated[
+        tuple[str, ...], Setting(help="schedulers, one of which is worked for: host:port, unix:/path, or dns:NAME:PORT for all of a name")
+    ] = ("127.0.0.1:7100",)
+    rehome_after: Annotated[float, Setting(help="after so long without its scheduler another one is tried", unit="seconds", minimum=0)] = (
+        30.0
+    )
     name: Annotated[str, Setting(help="stable name of this replica; none: worker-<process id>")] = ""
     listen: Annotated[str, Setting(help="where the gRPC health service answers; empty for nowhere")] = "127.0.0.1:7200"
     metrics_listen: Annotated[str, Setting(help="where /metrics and /health answer; empty for nowhere")] = "127.0.0.1:7201"
@@ -40,12 +46,18 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     spin: Annotated[
         int, Setting(help="turns that a compute thread spins for its next piece of work before it sleeps (GOMP_SPINCOUNT)", minimum=0)
     ] = 1000
+    drain_timeout: Annotated[float, Setting(help="how long running requests may go on after SIGTERM", unit="seconds", minimum=0)] = 30.0
+    step_limit: Annotated[float, Setting(help="a step that runs longer is no progress (/health/progress)", unit="seconds", minimum=1)] = (
+        120.0
+    )
     log_level: Annotated[LogLevel, Setting(help="least severe level that is logged")] = "info"
     log_format: Annotated[LogFormat, Setting(help="text, json, or auto: text on a terminal")] = "auto"
 
     def check(self) -> None:
         """Raises INVALID_ARGUMENT for what cannot work."""
-        parse_address(self.scheduler, "scheduler")
+        if not self.scheduler:
+            raise invalid("scheduler: at least one address is needed", "scheduler")
+        Peers(self.scheduler, name="scheduler")
         way_out = "bind 127.0.0.1 or a Unix socket, or set --insecure if the network is trusted"
         for name, address in (("listen", self.listen), ("metrics_listen", self.metrics_listen)):
             if address:

@@ -15,7 +15,8 @@ from trivet_worker.attention.backends import AttentionBackend, AttentionNeeds, s
 from trivet_worker.config import WorkerSettings
 from trivet_worker.models.llama import LlamaForCausalLM
 from trivet_worker.models.registry import build_model
-from trivet_worker.runner.runner import ModelRunner, RunnerLimits
+from trivet_worker.runner.limits import RunnerLimits
+from trivet_worker.runner.runner import ModelRunner
 from trivet_worker.sampling.noise import REVISION
 from trivet_worker.weights import loader
 
@@ -124,13 +125,13 @@ def _kv_bytes(settings: WorkerSettings, bytes_per_block: int, vocab_size: int) -
         return settings.num_kv_blocks * bytes_per_block
     if settings.kv_cache_memory is not None:
         return settings.kv_cache_memory
-    free = _memory_available()
+    free = memory_available()
     # Logits exist twice while a step samples (raw and filtered), in float32.
     step = 2 * settings.max_num_seqs * vocab_size * 4
     return max(2 * bytes_per_block, int(max(0, free - step) * settings.memory_utilization))
 
 
-def _memory_available() -> int:
+def memory_available() -> int:
     """Bytes that can be taken without swapping: the machine's, or the container's limit where that is less."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

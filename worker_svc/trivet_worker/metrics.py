@@ -18,6 +18,11 @@ class WorkerMetrics:
         self._steps = Counter("trivet_worker_steps", "Steps, by status", ["status"], registry=self.registry)
         self._tokens = Counter("trivet_worker_tokens", "Tokens run", registry=self.registry)
         self._broken = Counter("trivet_worker_non_finite_rows", "Rows whose logits were not finite", registry=self.registry)
+        self.streams = Gauge("trivet_streams", "Open streams to schedulers", registry=self.registry)
+        self.kv_cache_bytes = Gauge("trivet_worker_kv_cache_bytes", "Size of the KV cache of this epoch", registry=self.registry)
+        self.memory_available = Gauge(
+            "trivet_worker_memory_available_bytes", "Memory that this process could still take", registry=self.registry
+        )
         self.attached = Gauge("trivet_worker_attached", "1 while attached to a scheduler", registry=self.registry)
 
     def observe(self, result: worker_pb2.StepResult) -> None:

@@ -4,14 +4,24 @@ It owns token ids (prompt, output so far, and what it samples itself), block tab
 in full and given back when the scheduler says it is finished.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from trivet_proto.errors import ErrorKind, TrivetError
-from trivet_proto.packing import unpack_i32
 from trivet_proto.v1 import worker_pb2
 
-from trivet_worker.sampling.params import SamplingColumns
+from trivet_worker.sampling.params import Extras, SamplingColumns
+
+
+@dataclass(frozen=True, slots=True)
+class NewWork:
+    """A request that comes in full, read and checked."""
+
+    message: worker_pb2.NewRequest
+    token_ids: NDArray[np.int32]
+    block_ids: NDArray[np.int32]
+    extras: Extras
 
 
 class PersistentBatch:
@@ -20,12 +30,15 @@ class PersistentBatch:
     def __init__(self, *, capacity: int, max_model_len: int, block_size: int, vocab_size: int) -> None:
         self.capacity = capacity
         self.block_size = block_size
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.most_blocks = -(-max_model_len // block_size)
         self.token_ids = np.zeros((capacity, max_model_len + 1), dtype=np.int32)
-        self.block_table = np.zeros((capacity, -(-max_model_len // block_size)), dtype=np.int64)  # padded with the null block
+        self.block_table = np.zeros((capacity, self.most_blocks), dtype=np.int64)  # padded with the null block
         self.num_blocks = np.zeros(capacity, dtype=np.int64)
         self.num_tokens = np.zeros(capacity, dtype=np.int64)
         self.num_prompt = np.zeros(capacity, dtype=np.int64)
+        self.is_broken = np.zeros(capacity, dtype=np.bool_)  # no token could be sampled; its end is on the way
         self.samples = np.zeros(capacity, dtype=np.bool_)  # False: the prompt runs for its logprobs alone
         self.prompt_logprobs = np.full(capacity, -1, dtype=np.int64)  # top n; −1: none
         self.prompt_logprobs_from = np.zeros(capacity, dtype=np.int64)
@@ -41,12 +54,13 @@ class PersistentBatch:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def slot(self, handle: int) -> int:
-        """Raises ABORTED for a handle that is not known: the scheduler and the worker no longer agree."""
-        slot = self._slots.get(handle)
-        if slot is None:
-            raise TrivetError(ErrorKind.ABORTED, f"the step names request {handle}, which this worker does not hold")
-        return slot
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def slot_of(self, handle: int) -> int | None:
+        """None for a handle that is not held."""
+        return self._slots.get(handle)
 
     def remove(self, handle: int) -> None:
         """A handle that is not held is ignored."""
@@ -56,25 +70,22 @@ class PersistentBatch:
             self.block_table[slot, : self.num_blocks[slot]] = 0
             self._free.append(slot)
 
-    def add(self, request: worker_pb2.NewRequest) -> int:
-        """Take a request in full. Raises ABORTED when it does not fit the limits that were announced."""
-        ids, blocks = unpack_i32(request.token_ids, "token_ids"), unpack_i32(request.block_ids, "block_ids")
-        if request.handle in self._slots or not self._free or len(ids) > self._max_model_len:
-            raise TrivetError(
-                ErrorKind.ABORTED, f"request {request.handle} of {len(ids)} tokens is known already or over this worker's limits"
-            )
+    def add(self, work: NewWork) -> int:
+        """Take a request in full; whoever checked it found room."""
+        request, ids = work.message, work.token_ids
         slot = self._free.pop()
         self._slots[request.handle] = slot
         self.token_ids[slot, : len(ids)] = ids
         self.num_tokens[slot] = len(ids)
         self.num_prompt[slot] = request.num_prompt_tokens
         self.num_blocks[slot] = 0
-        self.append_blocks(slot, blocks)
+        self.append_blocks(slot, work.block_ids)
+        self.is_broken[slot] = False
         sampling = request.sampling
         self.samples[slot] = not (sampling.HasField("max_tokens") and sampling.max_tokens == 0)
         self.prompt_logprobs[slot] = sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else -1
         self.prompt_logprobs_from[slot] = max(1, request.prompt_logprobs_reported)
-        self.sampling.put(slot, sampling, request.seed, ids, request.num_prompt_tokens, request.eos_token_ids)
+        self.sampling.put(slot, sampling, request.seed, work.extras)
         return slot
 
     def append_blocks(self, slot: int, blocks: NDArray[np.int32]) -> None:

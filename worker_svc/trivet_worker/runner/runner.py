@@ -1,20 +1,19 @@
 """Runs steps on a model, strictly in order.
 
-A step succeeds or fails as a whole. Its bookkeeping (finished, new requests, new blocks, blocks zeroed) holds whatever its status; what a
-failed or skipped step does not do is write keys and values, and sample. After a failure every step is skipped until one says `resync`.
+A step is checked before anything of it is applied. It then succeeds or fails as a whole: its bookkeeping (finished, new requests, new
+blocks, blocks zeroed) holds whatever its status; what a failed or skipped step does not do is write keys and values that count, and sample.
+After a failure every step is skipped until one says `resync`.
 """
 
 import logging
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from trivet_kernels.api import Operators
 from trivet_proto.errors import ErrorKind, TrivetError
-from trivet_proto.packing import pack_f32, pack_i32, pack_u8, pack_u32, split_ragged, unpack_i32, unpack_u32
+from trivet_proto.packing import pack_f32, pack_i32, pack_u8, pack_u32
 from trivet_proto.v1 import types_pb2, worker_pb2
 
 from trivet_worker.attention.caches import allocate_caches, copy_blocks, zero_blocks
@@ -22,6 +21,8 @@ from trivet_worker.forward_context import ForwardContext, forward_context
 from trivet_worker.models.registry import Model
 from trivet_worker.runner.batch import PersistentBatch, as_index
 from trivet_worker.runner.inputs import ModelInputs, Rows, build_inputs
+from trivet_worker.runner.limits import RunnerLimits
+from trivet_worker.runner.step_check import CheckedStep, check_step
 from trivet_worker.sampling.logprobs import TokenLogprobs
 from trivet_worker.sampling.sampler import Sampled, prompt_logprobs, sample
 
@@ -29,16 +30,6 @@ logger = logging.getLogger(__name__)
 
 OUT_OF_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")  # as torch says it
 PROMPT_LOGITS_ROWS = 128  # logits of so many prompt positions at a time: 25 MB for a vocabulary of 49 152
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerLimits:
-    """What the buffers are made for."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int
 
 
 class ModelRunner:
@@ -49,6 +40,7 @@ class ModelRunner:
         self._operators = operators
         self._limits = limits
         self._caches: dict[str, torch.Tensor] = {}
+        self._num_blocks = 0
         self._failed_step: int | None = None
         self._batch = PersistentBatch(
             capacity=limits.max_num_seqs,
@@ -71,57 +63,57 @@ class ModelRunner:
         self._batch.clear()
         self._failed_step = None
         self._caches = {}  # before the new ones come, so that there are never two
+        self._num_blocks = config.num_blocks
         self._caches = allocate_caches(config, self._model.layer_caches(), self._limits.block_size)
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """What the KV caches may take; pages that were never written take nothing yet."""
+        return sum(cache.numel() * cache.element_size() for cache in self._caches.values())
 
     @torch.inference_mode()
     def execute(self, step: worker_pb2.Step) -> worker_pb2.StepResult:
-        """Never raises for what a step can cause: a failure is its result."""
+        """A failure of the computation is its result. Raises for a step that can't be applied: no later one of the epoch can be trusted."""
         started = time.perf_counter()
+        is_skipped = self._failed_step is not None and not (step.HasField("resync") and step.resync == self._failed_step)
+        checked = check_step(step, self._batch, self._limits, num_blocks=self._num_blocks, is_skipped=is_skipped)
+        rows = self._update_states(checked)
         result = worker_pb2.StepResult(epoch=step.epoch, step=step.step, last_iteration=True)
+        if is_skipped:
+            result.status = worker_pb2.STEP_STATUS_SKIPPED
+            return result
+        self._failed_step = None
         try:
-            rows = self._update_states(step)
-            if self._failed_step is not None and not (step.HasField("resync") and step.resync == self._failed_step):
-                result.status = worker_pb2.STEP_STATUS_SKIPPED
-                return result
-            self._failed_step = None
-            self._run(step, rows, result, started)
-        except Exception as error:
-            logger.exception("step %d failed", step.step)
+            self._run(checked, rows, result, started)
+        except Exception as error:  # what it held is freed with its frames, when this block is left
             self._failed_step = step.step
-            failure = worker_pb2.StepResult(epoch=step.epoch, step=step.step, last_iteration=True, status=worker_pb2.STEP_STATUS_FAILED)
-            failure.error.CopyFrom(_as_error(error).to_proto())
-            return failure
+            return _failure_of(step, error)
         return result
 
     # ---- update states ----
 
-    def _update_states(self, step: worker_pb2.Step) -> Rows:
-        batch, known = self._batch, step.known
-        for handle in unpack_u32(step.finished_handles, "finished_handles").tolist():
+    def _update_states(self, step: CheckedStep) -> Rows:
+        batch = self._batch
+        for handle in step.finished:
             batch.remove(handle)
-        if step.blocks_to_zero:  # said once, so a step that is skipped does it too
-            zero_blocks(self._caches, as_index(unpack_i32(step.blocks_to_zero, "blocks_to_zero").astype(np.int64)))
-        new_slots = [batch.add(request) for request in step.new_requests]
-        handles = unpack_u32(known.handles, "known.handles")
-        slots = [batch.slot(handle) for handle in handles.tolist()]
-        counts = unpack_i32(known.new_block_counts, "known.new_block_counts")
-        if counts.any():
-            blocks = split_ragged(unpack_i32(known.new_block_ids, "known.new_block_ids"), counts, "known.new_block_ids")
-            for slot, added in zip(slots, blocks, strict=True):
-                if len(added):
-                    batch.append_blocks(slot, added)
-        new = step.new_requests
+        if step.blocks_to_zero.size:  # said once, so a step that is skipped does it too
+            zero_blocks(self._caches, as_index(step.blocks_to_zero))
+        new_slots = [batch.add(work) for work in step.new]
+        for slot, blocks in step.new_blocks:
+            batch.append_blocks(slot, blocks)
+        new_handles = np.array([work.message.handle for work in step.new], dtype=np.uint32)
         return Rows(
-            handles=np.concatenate([np.array([request.handle for request in new], dtype=np.uint32), handles]),
-            slots=np.array(new_slots + slots, dtype=np.int64),
-            computed=np.concatenate([_ints(request.num_computed_tokens for request in new), unpack_i32(known.num_computed_tokens)]),
-            scheduled=np.concatenate([_ints(request.num_scheduled_tokens for request in new), unpack_i32(known.num_scheduled_tokens)]),
+            handles=np.concatenate([new_handles, step.known_handles]),
+            slots=np.array(new_slots + step.known_slots, dtype=np.int64),
+            computed=step.computed,
+            scheduled=step.scheduled,
         )
 
     # ---- inputs, forward, sample, reply ----
 
-    def _run(self, step: worker_pb2.Step, rows: Rows, result: worker_pb2.StepResult, started: float) -> None:
-        self._copy_blocks(step)
+    def _run(self, step: CheckedStep, rows: Rows, result: worker_pb2.StepResult, started: float) -> None:
+        if step.copy_sources.size:
+            copy_blocks(self._caches, as_index(step.copy_sources), as_index(step.copy_targets))
         result.handles, result.token_counts = pack_u32(rows.handles), pack_i32(np.zeros(len(rows.handles), dtype=np.int32))
         result.status = worker_pb2.STEP_STATUS_DONE
         if not rows.handles.size:
@@ -144,11 +136,6 @@ class ModelRunner:
         timing.sample_us, timing.total_us = _microseconds(done - computed), _microseconds(done - started)
         result.stats.num_requests, result.stats.num_tokens = len(rows.slots), rows.num_tokens
 
-    def _copy_blocks(self, step: worker_pb2.Step) -> None:
-        if step.copy_sources:
-            sources, targets = unpack_i32(step.copy_sources), unpack_i32(step.copy_targets)
-            copy_blocks(self._caches, as_index(sources.astype(np.int64)), as_index(targets.astype(np.int64)))
-
     def _sampling_rows(self, rows: Rows) -> NDArray[np.int64]:
         """Rows that reach their last token in this step."""
         reached = rows.computed + rows.scheduled >= self._batch.num_tokens[rows.slots]
@@ -161,6 +148,7 @@ class ModelRunner:
     def _feed_back(self, slots: NDArray[np.int64], sampled: Sampled) -> None:
         """The next step finds its tokens here without having been told. Last of all, so that a step that fails leaves nothing behind."""
         batch, good = self._batch, sampled.flags == 0
+        batch.is_broken[slots[~good]] = True
         slots, tokens = slots[good], sampled.tokens[good]
         batch.token_ids[slots, batch.num_tokens[slots]] = tokens
         batch.num_tokens[slots] += 1
@@ -217,17 +205,22 @@ def _logprobs_message(logprobs: TokenLogprobs) -> types_pb2.Logprobs:
     )
 
 
-def _ints(values: Iterable[int]) -> NDArray[np.int64]:
-    return np.fromiter(values, dtype=np.int64)
-
-
 def _microseconds(seconds: float) -> int:
     return int(seconds * 1e6)
 
 
-def _as_error(error: Exception) -> TrivetError:
-    if isinstance(error, TrivetError):
-        return error
-    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
-        return TrivetError(ErrorKind.OUT_OF_MEMORY, "the step did not fit into memory")
-    return TrivetError(ErrorKind.INTERNAL, f"the step failed: {type(error).__name__}; the worker's log has the details")
+def _failure_of(step: worker_pb2.Step, error: Exception) -> worker_pb2.StepResult:
+    """Retryable for want of memory, since a smaller step may fit; else it would only fail again."""
+    failure = worker_pb2.StepResult(epoch=step.epoch, step=step.step, last_iteration=True, status=worker_pb2.STEP_STATUS_FAILED)
+    if _is_out_of_memory(error):
+        logger.warning("step %d did not fit into memory: %s", step.step, error)
+        known = TrivetError(ErrorKind.OUT_OF_MEMORY, "the step did not fit into memory")
+    else:
+        logger.error("step %d failed", step.step, exc_info=error)
+        known = TrivetError(ErrorKind.INTERNAL, f"the step failed: {type(error).__name__}; the worker's log has the details")
+    failure.error.CopyFrom(known.to_proto())
+    return failure
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)

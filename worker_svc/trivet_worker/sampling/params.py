@@ -5,13 +5,17 @@ The columns are read with the step's rows as an index, so that plain requests ne
 vocabulary are dropped: whoever admits requests refuses them, and here one of them must not take a whole step with it.
 """
 
+import logging
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from trivet_proto.errors import TrivetError
 from trivet_proto.packing import split_ragged, unpack_f32, unpack_i32
 from trivet_proto.v1 import types_pb2
+
+logger = logging.getLogger(__name__)
 
 # Documented is 1e-5. Up to 1e-4 the outcome is the same but for exactly equal logits, common in bfloat16, which noise would decide.
 GREEDY_UP_TO = 1e-4
@@ -60,9 +64,8 @@ class SamplingColumns:
         self.logprobs_mode = np.zeros(capacity, dtype=np.int32)
         self.extras: dict[int, Extras] = {}
 
-    def put(self, slot: int, params: types_pb2.SamplingParams, seed: int, ids: NDArray[np.int32], num_prompt: int, eos: bytes) -> None:
-        """Take in a new request. `ids` are prompt and output so far."""
-
+    def put(self, slot: int, params: types_pb2.SamplingParams, seed: int, extras: Extras) -> None:
+        """Take in a new request, whose `extras_of` were made before."""
         self.seeds[slot] = seed
         temperature = params.temperature if params.HasField("temperature") else 1.0
         self.temperature[slot] = 0.0 if temperature <= GREEDY_UP_TO else temperature
@@ -76,7 +79,6 @@ class SamplingColumns:
         self.min_tokens[slot] = params.min_tokens
         self.logprobs[slot] = params.logprobs if params.HasField("logprobs") else -1
         self.logprobs_mode[slot] = params.logprobs_mode or types_pb2.LOGPROBS_MODE_RAW_LOGPROBS
-        extras = self._extras_of(params, ids, num_prompt, eos)
         if extras.is_empty:
             self.extras.pop(slot, None)
         else:
@@ -90,7 +92,18 @@ class SamplingColumns:
         if extras is not None and extras.counts is not None:
             extras.counts.in_output[token] += 1
 
-    def _extras_of(self, params: types_pb2.SamplingParams, ids: NDArray[np.int32], num_prompt: int, eos: bytes) -> Extras:
+    def extras_of(self, params: types_pb2.SamplingParams, ids: NDArray[np.int32], num_prompt: int, eos: bytes) -> Extras:
+        """What is rare about a request. `ids`, all within the vocabulary, are prompt and output so far.
+
+        A request whose arrays do not hold together has every token masked: it ends, by its flag, and takes no other with it.
+        """
+        try:
+            return self._read_extras(params, ids, num_prompt, eos)
+        except (TrivetError, ValueError, IndexError) as error:
+            logger.warning("sampling parameters that do not hold together: %s", error)
+            return Extras(allowed=torch.ones(self._vocab_size, dtype=torch.bool))
+
+    def _read_extras(self, params: types_pb2.SamplingParams, ids: NDArray[np.int32], num_prompt: int, eos: bytes) -> Extras:
         extras = Extras()
         if params.allowed_token_ids:
             extras.allowed = torch.ones(self._vocab_size, dtype=torch.bool)

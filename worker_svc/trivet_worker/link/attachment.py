@@ -1,0 +1,257 @@
+"""One stream to one scheduler, from hello to its end; an epoch lives as long as it.
+
+The event loop owns the stream and the heartbeats, the step thread owns the runner. When a step can't be applied, scheduler and worker no
+longer agree: the worker says `Lost`, and the next attachment begins with an empty pool. An answer of an older epoch is never sent.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+from trivet_chassis.clock import Clock
+from trivet_chassis.rpc import create_channel, error_of
+from trivet_proto.errors import ErrorKind, TrivetError
+from trivet_proto.limits import CHUNK_BYTES
+from trivet_proto.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+
+from trivet_worker.link.results import split_result
+from trivet_worker.link.steps import StepSequence
+from trivet_worker.loading import LoadedModel
+from trivet_worker.step_thread import StepThread
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+SILENCE_S = 3.5  # three heartbeats and some
+GOODBYE_S = 1.0  # for the scheduler to take in the last word and end the stream
+
+Outgoing = worker_pb2.AttachRequest
+Call: TypeAlias = "grpc.aio.StreamStreamCall[Outgoing, worker_pb2.AttachResponse]"
+Stub: TypeAlias = "worker_pb2_grpc.WorkerServiceAsyncStub"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The step that computes, and since when on the monotonic clock."""
+
+    step: int
+    since: float
+
+
+class Attachment:
+    """`on_change` is called when it is ready and when it no longer is; `observe` with each result that is sent."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: worker_pb2.WorkerHello,
+        model: LoadedModel,
+        thread: StepThread,
+        clock: Clock,
+        *,
+        on_change: Callable[[], None],
+        observe: Callable[[worker_pb2.StepResult], None],
+    ) -> None:
+        self.address = address
+        self._model = model
+        self._thread = thread
+        self._clock = clock
+        self._on_change = on_change
+        self._observe = observe
+        self._out: asyncio.Queue[Outgoing | None] = asyncio.Queue()
+        self._out.put_nowait(Outgoing(hello=hello))
+        self._ended: asyncio.Future[TrivetError] = asyncio.get_running_loop().create_future()
+        self._heard_at = clock.monotonic()
+        self._is_configuring = False
+        self._epoch: types_pb2.Epoch | None = None
+        self._steps = StepSequence()
+        self._runs_no_more = False  # set by either thread, read by the step thread
+        self.running: Running | None = None
+        self.is_ready = False
+        self.was_ready = False
+        self.home_drains = False
+
+    async def run(self) -> None:
+        """Until the scheduler ends the stream. Raises the reason where there was one."""
+        async with create_channel(self.address) as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            call = stub.Attach(self._outgoing())
+            reading = asyncio.create_task(self._read(call, stub), name="read the scheduler's stream")
+            watching = asyncio.create_task(self._until_silent(), name="watch the scheduler")
+            try:
+                ends: set[asyncio.Future[Any]] = {reading, watching, self._ended}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                is_silent = watching.done() and not reading.done() and not self._ended.done()
+                if self._ended.done():
+                    await asyncio.wait({reading}, timeout=GOODBYE_S)
+            finally:
+                call.cancel()
+                self._out.put_nowait(None)
+                reading.cancel()
+                watching.cancel()
+                (failure, _) = await asyncio.gather(reading, watching, return_exceptions=True)
+                await self._forget()
+        if self._ended.done():
+            raise self._ended.result()
+        if is_silent:
+            raise TrivetError(ErrorKind.UNAVAILABLE, f"no heartbeat for {SILENCE_S:g} s")
+        if isinstance(failure, grpc.aio.AioRpcError):
+            raise error_of(failure) from failure
+        if isinstance(failure, BaseException):
+            raise failure
+
+    def say_draining(self, deadline_s: float, reason: str) -> None:
+        """No new requests, please; what runs here may finish until the deadline, `deadline_s` seconds from now."""
+        self._send(Outgoing(draining=types_pb2.Draining(deadline_ms=int(deadline_s * 1000), reason=reason)))
+
+    # ---- the stream ----
+
+    async def _outgoing(self) -> AsyncIterator[Outgoing]:
+        """The stream up; a heartbeat when there was nothing else for a second."""
+        while True:
+            try:
+                message = self._out.get_nowait() if not self._out.empty() else await asyncio.wait_for(self._out.get(), HEARTBEAT_S)
+            except TimeoutError:
+                message = Outgoing(heartbeat=self._heartbeat())
+            if message is None:
+                return
+            yield message
+
+    async def _read(self, call: Call, stub: Stub) -> None:
+        async for message in call:
+            self._heard_at = self._clock.monotonic()
+            if self._ended.done():
+                continue  # what still comes of an epoch that is over
+            try:
+                await self._take(message, stub)
+            except TrivetError as error:
+                self._lose(error)
+            except MemoryError:
+                self._lose(TrivetError(ErrorKind.OUT_OF_MEMORY, "the KV cache does not fit into memory; set kv_cache_memory"))
+
+    async def _until_silent(self) -> None:
+        # While the cache is being allocated nobody reads the stream.
+        while self._is_configuring or self._clock.monotonic() - self._heard_at <= SILENCE_S:
+            await asyncio.sleep(HEARTBEAT_S / 2)
+
+    async def _take(self, message: worker_pb2.AttachResponse, stub: Stub) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "step":
+            self._take_step(message.step)
+        elif kind == "configure":
+            await self._configure(message.configure, stub)
+        elif kind == "control":
+            self._refuse_control(message.control)
+        elif kind == "error":
+            self._end(TrivetError.from_proto(message.error))
+        elif kind == "drain":
+            self.home_drains = True
+            logger.info("the scheduler drains: %s", message.drain.reason)
+
+    async def _configure(self, configure: worker_pb2.Configure, stub: Stub) -> None:
+        if self._epoch is not None or len(configure.ranks) != 1:
+            raise TrivetError(ErrorKind.ABORTED, f"a second configuration, or one for {len(configure.ranks)} ranks instead of 1")
+        config = configure.ranks[0]
+        self._is_configuring = True
+        try:
+            await self._thread.call(lambda: self._model.runner.configure(config))
+            if configure.bundle_wanted:
+                await stub.PutBundle(self._bundle_chunks())
+        except grpc.aio.AioRpcError as failure:
+            raise error_of(failure) from failure
+        finally:
+            self._is_configuring = False
+            self._heard_at = self._clock.monotonic()
+        self._epoch = configure.epoch
+        self.is_ready = self.was_ready = True
+        self._send(Outgoing(ready=worker_pb2.Ready(epoch=configure.epoch, num_blocks=config.num_blocks)))
+        logger.info("attached to %s with %d KV blocks", configure.scheduler.name, config.num_blocks - 1)
+        self._on_change()
+
+    async def _bundle_chunks(self) -> AsyncIterator[worker_pb2.PutBundleRequest]:
+        data, digest = self._model.bundle.to_bytes(), self._model.bundle.digest
+        for offset in range(0, len(data), CHUNK_BYTES):
+            chunk = types_pb2.Chunk(data=data[offset : offset + CHUNK_BYTES], offset=offset, total=len(data))
+            yield worker_pb2.PutBundleRequest(sha256=digest, chunk=chunk)
+
+    def _refuse_control(self, control: worker_pb2.Control) -> None:
+        action = control.WhichOneof("action") or "unknown"
+        error = TrivetError(ErrorKind.UNIMPLEMENTED, f"this worker has no control {action}")
+        self._send(Outgoing(reply=worker_pb2.Reply(call_id=control.call_id, error=error.to_proto())))
+
+    # ---- steps ----
+
+    def _take_step(self, step: worker_pb2.Step) -> None:
+        if self._epoch is None or step.epoch != self._epoch:
+            return  # of another life
+        whole = self._steps.take(step)
+        if whole is None:
+            return
+        arrived = self._clock.monotonic()
+
+        def work() -> worker_pb2.StepResult | Exception | None:
+            if self._runs_no_more:
+                return None
+            started = self._clock.monotonic()
+            self.running = Running(whole.step, started)
+            try:
+                result = self._model.runner.execute(whole)
+            except Exception as error:
+                self._runs_no_more = True
+                return error
+            finally:
+                self.running = None
+            result.timing.receive_us = int((started - arrived) * 1e6)
+            return result
+
+        self._thread.submit(work, self._answer)
+
+    def _answer(self, outcome: worker_pb2.StepResult | Exception | None) -> None:
+        if outcome is None or self._ended.done():
+            return
+        if isinstance(outcome, TrivetError):
+            self._lose(outcome)
+        elif isinstance(outcome, Exception):
+            logger.error("a step could not be applied", exc_info=outcome)
+            self._lose(TrivetError(ErrorKind.ABORTED, f"a step could not be applied: {type(outcome).__name__}"))
+        else:
+            self._observe(outcome)
+            for message in split_result(outcome):
+                self._send(Outgoing(result=message))
+
+    # ---- its end ----
+
+    def _lose(self, error: TrivetError) -> None:
+        """We can't go on: say why and close our half of the stream."""
+        if not self._ended.done():
+            self._send(Outgoing(lost=worker_pb2.Lost(reason=error.message)))
+            self._out.put_nowait(None)
+        self._end(error)
+
+    def _end(self, error: TrivetError) -> None:
+        if not self._ended.done():
+            self._runs_no_more = True
+            self._ended.set_result(error)
+
+    async def _forget(self) -> None:
+        """Finish or discard what is held: steps of this epoch are skipped once it is over."""
+        self._runs_no_more = True
+        if self.is_ready:
+            self.is_ready = False
+            self._on_change()
+        await self._thread.call(lambda: None)
+
+    def _send(self, message: Outgoing) -> None:
+        self._out.put_nowait(message)
+
+    def _heartbeat(self) -> types_pb2.Heartbeat:
+        beat = types_pb2.Heartbeat(activity=types_pb2.ACTIVITY_LOAD if self._is_configuring else types_pb2.ACTIVITY_NONE)
+        if self._steps.last is not None:
+            beat.last_step_received = self._steps.last
+        running = self.running
+        if running is not None:
+            beat.running_step, beat.running_for_ms = running.step, int((self._clock.monotonic() - running.since) * 1000)
+        return beat
