@@ -11,15 +11,15 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from trivet_proto.call_errors import ERROR_KEY, error_of
 from trivet_proto.errors import ErrorKind, TrivetError
-from trivet_proto.v1 import types_pb2
 
 from trivet_chassis.logging import request_id
 
+__all__ = ["ERROR_KEY", "REQUEST_ID_KEY", "ErrorInterceptor", "abort", "error_of", "request_id_metadata"]
+
 logger = logging.getLogger(__name__)
 
-ERROR_KEY = "trivet-error-bin"
 REQUEST_ID_KEY = "x-request-id"
 LONGEST_REQUEST_ID = 128
 
@@ -29,34 +29,6 @@ MAX_ERROR_TEXT_BYTES = 1024
 _UNSERVED = "Method not implemented!"  # what generated servicers raise for a method without a handler
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_Code = grpc.StatusCode
-_KINDS_OF_BARE_STATUS = {
-    _Code.INVALID_ARGUMENT: ErrorKind.INVALID_ARGUMENT,
-    _Code.OUT_OF_RANGE: ErrorKind.INVALID_ARGUMENT,
-    _Code.NOT_FOUND: ErrorKind.NOT_FOUND,
-    _Code.ALREADY_EXISTS: ErrorKind.ALREADY_EXISTS,
-    _Code.UNAUTHENTICATED: ErrorKind.UNAUTHENTICATED,
-    _Code.PERMISSION_DENIED: ErrorKind.PERMISSION_DENIED,
-    _Code.RESOURCE_EXHAUSTED: ErrorKind.TOO_LARGE,  # gRPC's own message limit
-    _Code.UNAVAILABLE: ErrorKind.UNAVAILABLE,
-    _Code.DEADLINE_EXCEEDED: ErrorKind.DEADLINE_EXCEEDED,
-    _Code.CANCELLED: ErrorKind.CANCELLED,
-    _Code.UNIMPLEMENTED: ErrorKind.UNIMPLEMENTED,
-    _Code.FAILED_PRECONDITION: ErrorKind.FAILED_PRECONDITION,
-    _Code.ABORTED: ErrorKind.ABORTED,
-}
-
-
-def error_of(failure: grpc.aio.AioRpcError) -> TrivetError:
-    """The error that the other side raised, or the nearest kind for a status of gRPC's own."""
-    for key, value in failure.trailing_metadata() or ():
-        if key == ERROR_KEY and isinstance(value, bytes):
-            try:
-                return TrivetError.from_proto(types_pb2.Error.FromString(value))
-            except DecodeError:
-                break  # a stranger's metadata: the status has to do
-    kind = _KINDS_OF_BARE_STATUS.get(failure.code(), ErrorKind.INTERNAL)
-    return TrivetError(kind, failure.details() or failure.code().name)
 
 
 async def abort(context: _Context, error: TrivetError) -> None:
