@@ -12,7 +12,7 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +72,12 @@ class Deployment:
                 continue
         return found
 
+    def process_of(self, service: str) -> psutil.Process:
+        """The one process of a service, as `python -m` started it."""
+        found = [process for process in self.processes() if f"trivet_{service}" in process.cmdline()]
+        assert len(found) == 1, f"{len(found)} processes of {service}"
+        return found[0]
+
     def sockets(self) -> list[Path]:
         return [path for path in self.folder.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode)]
 
@@ -97,22 +103,26 @@ class Deployment:
 
 
 @asynccontextmanager
-async def deployed(*flags: str, model: Path | None = None, dtype: str = "float32") -> AsyncIterator[Deployment]:
-    """`trivet serve` with `flags` on a free port, of the default model unless another one is named."""
+async def deployed(
+    *flags: str, model: Path | None = None, dtype: str = "float32", variables: Mapping[str, str] | None = None
+) -> AsyncIterator[Deployment]:
+    """`trivet serve` with `flags` and environment `variables` on a free port, of the default model unless another one is named."""
     port = free_port()
     named = () if model is None else (str(model),)
     command = (sys.executable, "-m", "trivet", "serve", *named, "--port", str(port), "--dtype", dtype, *flags)
-    async with launched(command, port=port) as deployment:
+    async with launched(command, port=port, variables=variables) as deployment:
         yield deployment
 
 
 @asynccontextmanager
-async def launched(command: Sequence[str], *, port: int, exit_codes: Sequence[int] = (0,)) -> AsyncIterator[Deployment]:
+async def launched(
+    command: Sequence[str], *, port: int, exit_codes: Sequence[int] = (0,), variables: Mapping[str, str] | None = None
+) -> AsyncIterator[Deployment]:
     """`command`, which serves on `port`, until it is ready; on leaving it is interrupted and must be gone without a trace."""
     with tempfile.TemporaryDirectory(prefix="trivet-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("TRIVET_", "MAKE"))}
-        environment |= {"TMPDIR": name, "XDG_RUNTIME_DIR": name, "PORT": str(port)}
+        environment |= {"TMPDIR": name, "XDG_RUNTIME_DIR": name, "PORT": str(port), **(variables or {})}
         with (folder / "log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True
