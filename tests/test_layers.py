@@ -24,6 +24,7 @@ FOLDERS = {
     "trivet_worker": "worker_svc",
     "trivet_scheduler": "scheduler_svc",
     "trivet_frontend": "frontend",
+    "trivet_doubles": "doubles",
     "trivet": "trivet",
 }
 
@@ -35,6 +36,7 @@ MAY_IMPORT = {
     "trivet_worker": {"trivet_proto", "trivet_chassis", "trivet_checkpoint", "trivet_kernels"},
     "trivet_scheduler": {"trivet_proto", "trivet_chassis", "trivet_checkpoint"},
     "trivet_frontend": {"trivet_proto", "trivet_chassis", "trivet_checkpoint"},
+    "trivet_doubles": {"trivet_proto", "trivet_chassis", "trivet_checkpoint"},
     "trivet": set(FOLDERS) - {"trivet"},
 }
 
@@ -47,6 +49,7 @@ MUST_NOT_IMPORT = {
     "trivet_worker": {"transformers", "tokenizers"},
     "trivet_scheduler": MODEL_LIBRARIES | {"tokenizers"},
     "trivet_frontend": MODEL_LIBRARIES,
+    "trivet_doubles": MODEL_LIBRARIES | {"tokenizers"},
     "trivet": MODEL_LIBRARIES | {"tokenizers"},
 }
 
@@ -65,7 +68,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "trivet_scheduler": (
         ("kv",),
         ("request",),
-        ("queues", "plan"),
+        ("queues", "plan", "forecast"),
         ("replica",),
         ("core",),
         ("config", "bundles"),
@@ -88,12 +91,18 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("server",),
         ("__main__",),
     ),
+    "trivet_doubles": (
+        ("tokens", "synthetic", "kv_layers", "ticking"),
+        ("vocabulary", "logprobs"),
+        ("model", "mock_frontend"),
+        ("mock_worker", "mock_scheduler"),
+    ),
     "trivet_kernels": (("api",), ("reference", "cpu", "triton")),
 }
 
 DOMAIN_ROOMS = {
     "trivet_frontend": {"text", "chat", "serving"},
-    "trivet_scheduler": {"kv", "request", "queues", "plan", "replica", "core"},
+    "trivet_scheduler": {"kv", "request", "queues", "plan", "forecast", "replica", "core"},
     "trivet_worker": {"layers", "models", "weights", "quant", "attention", "sampling", "runner"},
 }
 

@@ -36,7 +36,7 @@ __all__ = [
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-SECTIONS = ("frontend", "scheduler", "worker", "serve")
+SECTIONS = ("frontend", "scheduler", "worker", "serve", "mock_worker", "mock_scheduler")
 PREFIX = "TRIVET_"
 CONFIG_VARIABLE = "TRIVET_CONFIG"
 

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def usage() -> str:
-    return USAGE.format(commands="\n".join(f"  {name:<12} {command.summary}" for name, command in COMMANDS.items()))
+    return USAGE.format(commands="\n".join(f"  {name:<15} {command.summary}" for name, command in COMMANDS.items()))
 
 
 def complain(message: str) -> int:

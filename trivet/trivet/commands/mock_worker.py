@@ -1,0 +1,10 @@
+"""`trivet mock-worker [MODEL]`: a worker without a model; all the work is done in `trivet_doubles`."""
+
+from collections.abc import Sequence
+
+from trivet_doubles.mock_worker.__main__ import main
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run until told to stop; returns the exit code."""
+    return main(argv, prog="trivet mock-worker")
