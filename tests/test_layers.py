@@ -25,6 +25,7 @@ FOLDERS = {
     "trivet_scheduler": "scheduler_svc",
     "trivet_frontend": "frontend",
     "trivet_doubles": "doubles",
+    "trivet_client": "client",
     "trivet": "trivet",
 }
 
@@ -37,6 +38,7 @@ MAY_IMPORT = {
     "trivet_scheduler": {"trivet_proto", "trivet_chassis", "trivet_checkpoint"},
     "trivet_frontend": {"trivet_proto", "trivet_chassis", "trivet_checkpoint"},
     "trivet_doubles": {"trivet_proto", "trivet_chassis", "trivet_checkpoint"},
+    "trivet_client": {"trivet_proto"},
     "trivet": set(FOLDERS) - {"trivet"},
 }
 
@@ -50,6 +52,7 @@ MUST_NOT_IMPORT = {
     "trivet_scheduler": MODEL_LIBRARIES | {"tokenizers"},
     "trivet_frontend": MODEL_LIBRARIES,
     "trivet_doubles": MODEL_LIBRARIES | {"tokenizers"},
+    "trivet_client": MODEL_LIBRARIES | {"tokenizers"},
     "trivet": MODEL_LIBRARIES | {"tokenizers"},
 }
 

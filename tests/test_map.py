@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MAP = (ROOT / "docs" / "map.md").read_text()
-PACKAGES = ("proto", "chassis", "checkpoint", "kernels", "worker_svc", "scheduler_svc", "frontend", "doubles", "trivet")
+PACKAGES = ("proto", "chassis", "checkpoint", "kernels", "worker_svc", "scheduler_svc", "frontend", "doubles", "client", "trivet")
 ENTRIES = re.findall(r"`([\w/.-]+\.(?:py|cpp)):([\w.]+)`", MAP)
 
 
