@@ -11,6 +11,7 @@ The counters of a row, in tokens:
   limit     tokens at which the request ends
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar
@@ -102,6 +103,20 @@ class RequestSpec:
     deadline: float | None = None  # on the scheduler's monotonic clock
 
 
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What a child had already when another scheduler lost it: its output counts as output here, and nothing of this is said again."""
+
+    output: Sequence[int] = ()
+    done: bool = False  # it needs nothing more
+    prompt_logprobs_reported: bool = False
+    cached_tokens_reported: bool = False
+    timing_reported: bool = False
+
+
+NOTHING_DONE = Resume()
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One child. `owner` is whoever asked (a session); `handle` is its name there."""
@@ -118,7 +133,7 @@ class Request:
     status: Status = Status.WAITING
     output: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
-    chain: list[bytes] = field(default_factory=list)  # prefix hashes of the full blocks known so far
+    chains: dict[int, list[bytes]] = field(default_factory=dict)  # block size → prefix hashes of the full blocks known so far
     sibling: "Request | None" = None  # the child that computes the shared blocks
     worker_handle: int = 0  # of this life on a worker; 0: none
     last_step: int = 0  # the last step that named it
@@ -127,9 +142,11 @@ class Request:
     cached_tokens: int | None = None  # of the first admission
     cached_reported: bool = False
     prompt_logprobs_done: int = 1  # prompt positions below this are delivered (position 0 has none)
+    timing_reported: bool = False
     failures: int = 0  # failed steps in a row that held it
     scheduled_at: float | None = None
     first_token_at: float | None = None
+    left_since: float | None = None  # when a replica first left it to a better one; None: none did
     stop_token: int | None = None
     error: TrivetError | None = None
 

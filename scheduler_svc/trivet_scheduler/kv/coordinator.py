@@ -41,14 +41,16 @@ class KVCacheCoordinator:
         blocks = self._manager.hits(chain, max(0, num_tokens - 1) // self.block_size)
         return PrefixHit(blocks, len(blocks) * self.block_size)
 
-    def allocate(self, hit: PrefixHit, total_blocks: int, *, spare: int = 0) -> list[int] | None:
-        """A block table of `total_blocks` that begins with the hit, leaving at least `spare` blocks free; None when it does not fit."""
-        revived = sum(1 for block in hit.blocks if self.pool.is_free(block))
-        wanted = total_blocks - len(hit.blocks)
-        if self.pool.num_free - revived - wanted < spare:
+    def cost(self, hit: PrefixHit, total_blocks: int) -> int:
+        """Free blocks that a block table of `total_blocks` takes: new ones, and those of the hit that nobody holds."""
+        return total_blocks - len(hit.blocks) + sum(1 for block in hit.blocks if self.pool.is_free(block))
+
+    def allocate(self, hit: PrefixHit, total_blocks: int) -> list[int] | None:
+        """A block table of `total_blocks` that begins with the hit; None, and nothing changed, when the blocks do not suffice."""
+        if self.cost(hit, total_blocks) > self.pool.num_free:
             return None
         self.pool.hold(hit.blocks)
-        fresh = self.pool.take(wanted)
+        fresh = self.pool.take(total_blocks - len(hit.blocks))
         assert fresh is not None, "counted above"
         return [*hit.blocks, *fresh]
 

@@ -1,0 +1,185 @@
+"""A step's answer: what it means for each of its rows, and how a step that failed is taken back.
+
+Only a step that is done makes anything durable. Its rows may have ended or been preempted meanwhile: who has ended gets nothing more, who
+was preempted still gets the token.
+"""
+
+import numpy as np
+from trivet_proto.errors import ErrorKind, TrivetError, invalid
+from trivet_proto.v1 import types_pb2
+
+from trivet_scheduler.core.book import RequestBook
+from trivet_scheduler.core.placement import capacity_tokens
+from trivet_scheduler.core.prefixes import Prefixes
+from trivet_scheduler.plan import Delta, Flight, StepOutcome, StepStatus, cut_logprobs
+from trivet_scheduler.replica import Replica
+from trivet_scheduler.request import Request, Status
+
+FLAG_NON_FINITE, FLAG_ALL_MASKED = 1, 2
+MOST_FAILURES = 4  # failed steps in a row after which a request is given up
+
+
+class Answers:
+    """Applies answers to the book and the replicas. Owns nothing."""
+
+    def __init__(self, book: RequestBook, prefixes: Prefixes, replicas: list[Replica]) -> None:
+        self._book = book
+        self._prefixes = prefixes
+        self._replicas = replicas
+
+    # ---- does it answer the step? ----
+
+    def check(self, replica: Replica, outcome: StepOutcome) -> Flight:
+        """The flight that it answers. Raises ABORTED, with nothing changed, when it answers none or does not fit it."""
+        flight = replica.flights[0] if replica.flights else None
+        if flight is None or flight.number != outcome.number:
+            expected = "none is in flight" if flight is None else f"step {flight.number} is next"
+            raise _refused(outcome, expected)
+        if outcome.status is StepStatus.DONE:
+            self._check_rows(flight, outcome)
+        # Behind a failed step nothing runs until the worker is told that the failure is known here.
+        if outcome.status is (StepStatus.DONE if flight.undone else StepStatus.SKIPPED):
+            before = "a step before it failed" if flight.undone else "no step before it failed"
+            raise _refused(outcome, f"its status is {outcome.status.name} though {before}")
+        return flight
+
+    def _check_rows(self, flight: Flight, outcome: StepOutcome) -> None:
+        if outcome.handles.tolist() != flight.handles:
+            raise _refused(outcome, "it names other requests than the step did")
+        rows = len(flight.handles)
+        counts, flags = outcome.token_counts, outcome.flags
+        if len(counts) != rows or int(counts.sum()) != len(outcome.token_ids) or len(flags) not in (0, rows):
+            raise _refused(outcome, "its arrays do not fit the rows of the step")
+        for row in np.flatnonzero(counts != flight.samples).tolist():
+            flagged = bool(len(flags)) and bool(flags[row])
+            if not flagged and not flight.requests[row].status.is_finished:
+                raise _refused(
+                    outcome, f"request {flight.handles[row]} has {counts[row]} tokens in it instead of {int(flight.samples[row])}"
+                )
+        if outcome.logprobs is None and len(outcome.logprob_rows):
+            raise _refused(outcome, "it names rows with logprobs and brings none")
+
+    # ---- done ----
+
+    def take_in(self, replica: Replica, flight: Flight, outcome: StepOutcome) -> None:
+        deltas: dict[Request, Delta] = {}
+        by_handle = dict(zip(flight.handles, flight.requests, strict=True))
+        for handle, first, logprobs in outcome.prompt_logprobs:
+            self._take_prompt_logprobs(by_handle.get(handle), first, logprobs, deltas)
+        row_logprobs = set(outcome.logprob_rows.tolist())
+        self._make_durable(replica, flight)
+        table, now = self._book.table, self._book.clock.monotonic()
+        token_ids: list[int] = outcome.token_ids.tolist()
+        token_counts: list[int] = outcome.token_counts.tolist()
+        flags: list[int] = outcome.flags.tolist() if outcome.flags.size else [0] * len(flight.requests)
+        at = logprobs_at = 0
+        for row, request in enumerate(flight.requests):
+            count = token_counts[row]
+            sampled = token_ids[at : at + count]
+            at += count
+            logprobs_from = logprobs_at
+            logprobs_at += count if row in row_logprobs else 0
+            if request.status.is_finished:
+                continue  # overrun: it ended while this step ran
+            request.failures = 0
+            if flags[row]:
+                if flags[row] & FLAG_NON_FINITE:
+                    replica.distrust(request, flight.handles[row])
+                self._book.fail(request, _broken(flags[row]), deltas.setdefault(request, Delta(request)))
+                continue
+            if sampled:
+                delta = deltas.get(request) or deltas.setdefault(request, Delta(request))
+                if request.first_token_at is None:
+                    request.first_token_at = now
+                    delta.timing = None if request.timing_reported else _timing(request)
+                taken = self._append(replica, request, sampled, delta)
+                if row in row_logprobs and outcome.logprobs is not None:
+                    delta.logprobs = cut_logprobs(outcome.logprobs, logprobs_from, logprobs_from + taken)
+            elif request.samples_nothing and int(table.durable[request.slot]) >= request.num_prompt:
+                self._book.finish(request, Status.FINISHED_LENGTH, deltas.setdefault(request, Delta(request)))
+        for request, delta in deltas.items():
+            if not request.cached_reported:
+                delta.cached_tokens, request.cached_reported = request.cached_tokens, True
+            self._book.report(delta)
+
+    def _append(self, replica: Replica, request: Request, sampled: list[int], delta: Delta) -> int:
+        """Add sampled tokens up to the one that ends the request; returns how many counted."""
+        book, output = self._book, request.output
+        finish, taken = None, 0
+        for token in sampled:
+            output.append(token)
+            taken += 1
+            finish = book.end_after(request, len(output))
+            if finish is not None:
+                break
+        num_tokens = request.num_prompt + len(output)
+        book.table.tokens[request.slot] = num_tokens
+        book.totals.generation_tokens += taken
+        delta.token_ids.extend(sampled[:taken])
+        if finish is None and num_tokens > replica.kv.capacity_tokens and num_tokens > capacity_tokens(self._replicas):
+            finish = Status.FINISHED_LENGTH  # no cache has room for this token's keys and values, so it is the last
+        if finish is not None:
+            book.finish(request, finish, delta)
+        return taken
+
+    def _make_durable(self, replica: Replica, flight: Flight) -> None:
+        """The keys and values of a step's tokens are written for good: full blocks can now be found by others."""
+        table, block_size = self._book.table, replica.kv.block_size
+        # A row whose request has ended or been preempted meanwhile belongs to a life that is over.
+        rows = [row for row, request in enumerate(flight.requests) if request.worker_handle == flight.handles[row]]
+        slots = np.fromiter((flight.requests[row].slot for row in rows), dtype=np.int64, count=len(rows))
+        table.pending[slots] -= flight.samples[rows]
+        durable = table.durable[slots] + flight.counts[rows]
+        table.durable[slots] = durable
+        full: list[int] = (durable // block_size).tolist()
+        for row, num_full in zip(rows, full, strict=True):
+            request = flight.requests[row]
+            if num_full > request.named_blocks:
+                self._prefixes.name_full_blocks(replica, request, num_full)
+            if self._book.is_waited_for(request) and num_full * block_size >= replica.shared_tokens(request):
+                self._book.release_children(request)
+
+    def _take_prompt_logprobs(
+        self, request: Request | None, first: int, logprobs: types_pb2.Logprobs, deltas: dict[Request, Delta]
+    ) -> None:
+        if request is None or request.status.is_finished or first != request.prompt_logprobs_done:
+            return  # over, or delivered already by a life before a preemption
+        request.prompt_logprobs_done = first + len(logprobs.counts) // 4
+        deltas.setdefault(request, Delta(request)).prompt_logprobs.append((first, logprobs))
+
+    # ---- failed ----
+
+    def undo(self, replica: Replica, failed: Flight, error: TrivetError | None) -> None:
+        """A step failed: it and those behind it, which the worker skips, have no effect. Retry with half as many tokens."""
+        table = self._book.table
+        self._book.totals.failed_steps += 1
+        replica.resync = failed.number
+        replica.token_budget = max(1, min(replica.token_budget, failed.num_tokens) // 2)
+        for flight in (failed, *replica.flights):
+            if flight.undone:
+                continue
+            flight.undone = True
+            for row, request in enumerate(flight.requests):
+                if not request.status.is_finished and request.worker_handle == flight.handles[row]:
+                    table.computed[request.slot] -= flight.counts[row]
+                    table.pending[request.slot] -= flight.samples[row]
+        for request in failed.requests:
+            request.failures += 1
+            if request.failures >= MOST_FAILURES and (len(failed.requests) == 1 or request.failures >= 4 * MOST_FAILURES):
+                self._book.fail(request, error or TrivetError(ErrorKind.INTERNAL, "the model's steps for this request failed"))
+
+
+def _refused(outcome: StepOutcome, why: str) -> TrivetError:
+    return TrivetError(ErrorKind.ABORTED, f"the answer to step {outcome.number} is refused: {why}")
+
+
+def _broken(flags: int) -> TrivetError:
+    """Why a row has no token."""
+    if flags & FLAG_NON_FINITE:
+        return TrivetError(ErrorKind.NON_FINITE, "the model's logits for this request were not finite")
+    return invalid("logit_bias, allowed_token_ids, bad_words and min_tokens together leave no token that could be sampled")
+
+
+def _timing(request: Request) -> tuple[int, int]:
+    scheduled, first = request.scheduled_at or request.arrived_at, request.first_token_at or 0.0
+    return int((scheduled - request.arrived_at) * 1e6), int((first - scheduled) * 1e6)
