@@ -40,7 +40,7 @@ class StepPlan:
     blocks_to_zero: list[int]
     resync: int | None
     num_tokens: int
-    forecast_s: float  # how long it is expected to run
+    forecast_s: float | None  # how long it is expected to run; None: nobody knows yet
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Flight:
     samples: NDArray[np.bool_]  # rows that give a token
     sent_at: float
     num_tokens: int
-    forecast_s: float
+    forecast_s: float | None
     undone: bool = False  # a failed step before it took its effects back
 
 
