@@ -214,7 +214,8 @@ async def test_a_deadline_ends_the_call_and_the_request(side, backend) -> None:
         await side.read(stream)
     assert isinstance(started, Started)
     assert caught.value.kind is ErrorKind.DEADLINE_EXCEEDED
-    backend.until(lambda: len(backend.scheduler.aborted) == 2)
+    backend.until_idle()
+    assert len(backend.scheduler.aborted) == len(backend.scheduler.adds)
 
 
 async def test_the_clients_own_deadline_holds_where_a_call_has_none(connect, backend) -> None:
