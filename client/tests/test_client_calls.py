@@ -1,5 +1,7 @@
 """Every call of both clients against a real frontend: what comes back, and in which types."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from trivet_client import (
     Finished,
@@ -195,3 +197,13 @@ async def test_a_model_without_vectors_says_so(side) -> None:
         with pytest.raises(NotServedError, match="does not serve embed") as caught:
             await side.call("embed", inputs)
         assert caught.value.param == "model"
+
+
+def test_threads_share_a_client_and_get_their_own_answers(client, backend) -> None:
+    def ask(number: int) -> str:
+        return client.complete([1000 + number], SamplingParams(max_tokens=4)).text
+
+    alone = [ask(number) for number in range(24)]
+    assert len(set(alone)) == 24
+    with ThreadPoolExecutor(24) as pool:
+        assert list(pool.map(ask, range(24))) == alone
