@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc.aio
 import httpx
@@ -30,14 +31,16 @@ CONTEXT = 8192
 EOS = 2
 
 
+Outbox: TypeAlias = "asyncio.Queue[engine_pb2.SessionResponse | None]"
+
+
 @dataclass
 class Child:
-    """One scripted child."""
+    """One scripted child that runs."""
 
-    handle: int
-    tokens: list[int]
-    finish: int
-    sent: int = 0
+    add: engine_pb2.Add
+    outbox: "Outbox"
+    task: asyncio.Task[None]
 
 
 Script = Callable[[engine_pb2.Add, int], list[int]]
@@ -61,6 +64,9 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
     address: str
     bundle: bytes
     digest: bytes
+    name: str = "fake"
+    instance: bytes = b"s" * 16
+    weights: bytes = b"w" * 32
     script: Script = forced_or_counting
     tokens_per_step: int = 1
     replicas_ready: int = 1
@@ -75,23 +81,26 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
     aborted: list[int] = field(default_factory=list)
     abort_reasons: list[int] = field(default_factory=list)
     stopped: list[tuple[int, int]] = field(default_factory=list)
-    live: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    outboxes: dict[int, asyncio.Queue[engine_pb2.SessionResponse | None]] = field(default_factory=dict)
+    live: dict[int, Child] = field(default_factory=dict)
+    outboxes: list[Outbox] = field(default_factory=list)
+    draining: bool = False
+    last_step_age_ms: int | None = None
     hellos: list[types_pb2.Hello] = field(default_factory=list)
     prefixes: set[bytes] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     kill: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def Session(self, request_iterator, context):
-        outbox: asyncio.Queue[engine_pb2.SessionResponse | None] = asyncio.Queue()
+        outbox: Outbox = asyncio.Queue()
         first = await anext(aiter(request_iterator))
         self.hellos.append(first.hello)
         welcome = engine_pb2.Welcome(
             epoch=types_pb2.Epoch(instance=b"e" * 16, counter=len(self.hellos)),
-            scheduler=types_pb2.Hello(name="fake", instance=b"s" * 16, schema=SCHEMA),
+            scheduler=types_pb2.Hello(name=self.name, instance=self.instance, schema=SCHEMA),
         )
         outbox.put_nowait(engine_pb2.SessionResponse(welcome=welcome))
         outbox.put_nowait(engine_pb2.SessionResponse(model=engine_pb2.Model(card=self.card())))
+        self.outboxes.append(outbox)
         tasks = [
             asyncio.create_task(self._read(request_iterator, outbox)),
             asyncio.create_task(self._report(outbox)),
@@ -101,9 +110,12 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
             while (message := await outbox.get()) is not None:
                 yield message
         finally:
-            for task in [*tasks, *self.live.values()]:
+            for task in tasks:
                 task.cancel()
-            self.live.clear()
+            self.outboxes.remove(outbox)
+            for handle in [handle for handle, child in self.live.items() if child.outbox is outbox]:
+                self.live.pop(handle).task.cancel()
+            self.changed.set()
 
     async def GetModelBundle(self, request, context):
         for start in range(0, len(self.bundle), CHUNK_BYTES):
@@ -116,7 +128,7 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
             vocab_size=VOCAB_SIZE,
             max_model_len=CONTEXT,
             eos_token_ids=pack_i32([EOS]),
-            fingerprint=types_pb2.Fingerprint(weights=b"w" * 32, dtype="float32"),
+            fingerprint=types_pb2.Fingerprint(weights=self.weights, dtype="float32"),
             tasks=[types_pb2.TASK_GENERATE],
             max_logprobs=20,
             bundle_sha256=self.digest,
@@ -125,9 +137,20 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
 
     def fail(self, handle: int) -> None:
         """Let one running child fail now."""
-        outbox = self.outboxes[handle]
-        self._end(handle)
-        self._fail(handle, self.failure, outbox)
+        child = self.live.pop(handle)
+        child.task.cancel()
+        self._fail(handle, self.failure, child.outbox)
+
+    def drain(self) -> None:
+        """Tell every frontend that this scheduler leaves, and take nothing new."""
+        self.draining = True
+        self.refusal = TrivetError(ErrorKind.UNAVAILABLE, "this scheduler is shutting down")
+        self.say(engine_pb2.SessionResponse(draining=types_pb2.Draining(deadline_ms=1000, reason="leaving")))
+
+    def say(self, message: engine_pb2.SessionResponse) -> None:
+        """Send a message of a test's own to every frontend."""
+        for outbox in self.outboxes:
+            outbox.put_nowait(message)
 
     async def until(self, condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
         """Return when `condition` holds; it is looked at whenever something came up."""
@@ -136,19 +159,23 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
                 self.changed.clear()
                 await self.changed.wait()
 
-    async def _die(self, outbox: asyncio.Queue[engine_pb2.SessionResponse | None]) -> None:
+    async def _die(self, outbox: Outbox) -> None:
         await self.kill.wait()
         outbox.put_nowait(None)
 
-    async def _report(self, outbox: asyncio.Queue[engine_pb2.SessionResponse | None]) -> None:
+    async def _report(self, outbox: Outbox) -> None:
         while True:
             load = engine_pb2.Load(
-                requests_running=len(self.live), replicas_ready=self.replicas_ready, kv_cache_usage=0.25, prefix_cache_hits_total=7
+                requests_running=len(self.live),
+                replicas_ready=self.replicas_ready,
+                kv_cache_usage=0.25,
+                prefix_cache_hits_total=7,
+                last_step_age_ms=self.last_step_age_ms,
             )
             outbox.put_nowait(engine_pb2.SessionResponse(load=load))
             await asyncio.sleep(0.1)
 
-    async def _read(self, requests, outbox: asyncio.Queue[engine_pb2.SessionResponse | None]) -> None:
+    async def _read(self, requests, outbox: Outbox) -> None:
         async for request in requests:
             kind = request.WhichOneof("message")
             if kind == "add":
@@ -157,25 +184,29 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
                 for handle in unpack_u32(request.abort.handles).tolist():
                     self.aborted.append(handle)
                     self.abort_reasons.append(request.abort.reason)
-                    self._end(handle)
+                    self._end(handle, types_pb2.FINISH_REASON_ABORT)
             elif kind == "stop":
                 for handle, count in zip(unpack_u32(request.stop.handles).tolist(), unpack_i32(request.stop.counts).tolist(), strict=True):
                     self.stopped.append((handle, count))
-                    self._end(handle)
+                    self._end(handle, types_pb2.FINISH_REASON_STOP)
             self.changed.set()
 
-    def _end(self, handle: int) -> None:
-        task = self.live.pop(handle, None)
-        if task is not None:
-            task.cancel()
+    def _end(self, handle: int, finish: int) -> None:
+        """End a child that runs: its one finish still goes out."""
+        child = self.live.pop(handle, None)
+        if child is not None:
+            child.task.cancel()
+            child.outbox.put_nowait(engine_pb2.SessionResponse(outputs=row_of(handle, [], finish)))
 
-    def _add(self, add: engine_pb2.Add, outbox: asyncio.Queue[engine_pb2.SessionResponse | None]) -> None:
+    def _add(self, add: engine_pb2.Add, outbox: Outbox) -> None:
         self.adds.append(add)
         for index, handle in enumerate(unpack_u32(add.handles).tolist()):
-            self.outboxes[handle] = outbox
-            self.live[handle] = asyncio.create_task(self._generate(add, index, handle, outbox))
+            if add.resume and add.resume[index].done:
+                continue
+            task = asyncio.create_task(self._generate(add, index, handle, outbox))
+            self.live[handle] = Child(add, outbox, task)
 
-    async def _generate(self, add: engine_pb2.Add, index: int, handle: int, outbox: asyncio.Queue) -> None:
+    async def _generate(self, add: engine_pb2.Add, index: int, handle: int, outbox: Outbox) -> None:
         if self.refusal is not None:
             self._fail(handle, self.refusal, outbox)
             return
@@ -185,6 +216,10 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
             tokens = tokens[: tokens.index(EOS) + 1]
         tokens = tokens[: add.sampling.max_tokens]
         ended_by_eos = bool(tokens) and tokens[-1] == EOS and not add.sampling.ignore_eos
+        resume = add.resume[index] if add.resume else engine_pb2.ResumeState()
+        known = unpack_i32(resume.output_token_ids).tolist()
+        assert tokens[: len(known)] == known
+        tokens = tokens[len(known) :]
         steps = [tokens[start : start + self.tokens_per_step] for start in range(0, len(tokens), self.tokens_per_step)] or [[]]
         sent = 0
         for number, step in enumerate(steps):
@@ -197,7 +232,7 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
             if number == len(steps) - 1:
                 finish = types_pb2.FINISH_REASON_STOP if ended_by_eos else types_pb2.FINISH_REASON_LENGTH
                 self.live.pop(handle, None)
-            outputs = self._outputs(add, handle, step, finish, first=number == 0)
+            outputs = self._outputs(add, handle, step, finish, first=number == 0, resume=resume)
             if finish and ended_by_eos:
                 outputs.stop_token_ids = pack_i32([EOS])
             outbox.put_nowait(engine_pb2.SessionResponse(outputs=outputs))
@@ -205,37 +240,40 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
             self.changed.set()
             await asyncio.sleep(0)
 
-    def _outputs(self, add: engine_pb2.Add, handle: int, step: list[int], finish: int, *, first: bool) -> engine_pb2.StepOutputs:
-        outputs = engine_pb2.StepOutputs(
-            handles=pack_u32([handle]),
-            token_counts=pack_i32([len(step)]),
-            token_ids=pack_i32(step),
-            finish_reasons=pack_u8([finish]),
-        )
-        if first:
+    def _outputs(
+        self, add: engine_pb2.Add, handle: int, step: list[int], finish: int, *, first: bool, resume: engine_pb2.ResumeState
+    ) -> engine_pb2.StepOutputs:
+        outputs = row_of(handle, step, finish)
+        if first and not resume.cached_tokens_reported:
             outputs.first_rows = pack_i32([0])
             cached = 16 if add.prompt_token_ids in self.prefixes else 0
             self.prefixes.add(add.prompt_token_ids)
             outputs.cached_tokens = pack_i32([cached])
-            if add.sampling.HasField("prompt_logprobs"):
-                prompt = unpack_i32(add.prompt_token_ids).tolist()
-                outputs.prompt_logprobs.append(
-                    engine_pb2.PromptLogprobs(handle=handle, first_position=1, logprobs=_logprobs(prompt[1:], add.sampling.prompt_logprobs))
-                )
+        if first and not resume.prompt_logprobs_reported and add.sampling.HasField("prompt_logprobs"):
+            prompt = unpack_i32(add.prompt_token_ids).tolist()
+            outputs.prompt_logprobs.append(
+                engine_pb2.PromptLogprobs(handle=handle, first_position=1, logprobs=_logprobs(prompt[1:], add.sampling.prompt_logprobs))
+            )
         if add.sampling.HasField("logprobs") and step:
             outputs.logprob_rows = pack_i32([0])
             outputs.logprobs.CopyFrom(_logprobs(step, add.sampling.logprobs))
         return outputs
 
-    def _fail(self, handle: int, error: TrivetError, outbox: asyncio.Queue) -> None:
+    def _fail(self, handle: int, error: TrivetError, outbox: Outbox) -> None:
         self.live.pop(handle, None)
-        outputs = engine_pb2.StepOutputs(
-            handles=pack_u32([handle]),
-            token_counts=pack_i32([0]),
-            finish_reasons=pack_u8([types_pb2.FINISH_REASON_ERROR]),
-            errors=[engine_pb2.RowError(handle=handle, error=error.to_proto())],
-        )
+        outputs = row_of(handle, [], types_pb2.FINISH_REASON_ERROR)
+        outputs.errors.append(engine_pb2.RowError(handle=handle, error=error.to_proto()))
         outbox.put_nowait(engine_pb2.SessionResponse(outputs=outputs))
+
+
+def row_of(handle: int, tokens: list[int], finish: int = 0) -> engine_pb2.StepOutputs:
+    """A step's outputs of one row."""
+    return engine_pb2.StepOutputs(
+        handles=pack_u32([handle]),
+        token_counts=pack_i32([len(tokens)]),
+        token_ids=pack_i32(tokens),
+        finish_reasons=pack_u8([finish]),
+    )
 
 
 def _logprobs(tokens: list[int], top: int) -> types_pb2.Logprobs:

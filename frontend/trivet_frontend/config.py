@@ -11,9 +11,10 @@ from trivet_proto.limits import MAX_MESSAGE_BYTES
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What can be set, and what it means. Only `scheduler` usually needs to be."""
 
-    scheduler: Annotated[tuple[str, ...], Setting(help="schedulers to dial, separated by commas: host:port or unix:/path")] = (
-        "127.0.0.1:7100",
-    )
+    scheduler: Annotated[
+        tuple[str, ...],
+        Setting(help="schedulers to dial, separated by commas: host:port, unix:/path, or dns:NAME:PORT for every address of a name"),
+    ] = ("127.0.0.1:7100",)
     host: Annotated[str, Setting(help="address that the HTTP API listens on")] = "127.0.0.1"
     port: Annotated[int, Setting(help="port of the HTTP API; 0 takes a free one", minimum=0, maximum=65535)] = 8000
     uds: Annotated[str, Setting(help="path of a Unix socket for the HTTP API, instead of host and port")] = ""
@@ -41,6 +42,19 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     slow_client_timeout: Annotated[
         float, Setting(help="after so long a stream that its client does not read is given up", unit="seconds", minimum=1)
     ] = 60.0
+    request_timeout: Annotated[
+        float, Setting(help="how long any request may take; 0: as long as its caller waits", unit="seconds", minimum=0)
+    ] = 0.0
+    handover_timeout: Annotated[
+        float,
+        Setting(help="how long a request whose scheduler is lost may wait for another; 0: it ends at once", unit="seconds", minimum=0),
+    ] = 60.0
+    sse_keepalive: Annotated[
+        float, Setting(help="a stream that has nothing to say sends a comment so often; 0: never", unit="seconds", minimum=0)
+    ] = 15.0
+    header_timeout: Annotated[float, Setting(help="time for the head of an HTTP request to come", unit="seconds", minimum=0.1)] = 30.0
+    body_timeout: Annotated[float, Setting(help="time for the body of an HTTP request to come", unit="seconds", minimum=0.1)] = 120.0
+    max_connections: Annotated[int, Setting(help="HTTP connections open at one time; more are told to come back", minimum=1)] = 4096
     drain_timeout: Annotated[float, Setting(help="on SIGTERM running requests may take so long to finish", unit="seconds", minimum=0)] = (
         30.0
     )

@@ -43,8 +43,6 @@ class Frontend:
         self._clock = clock
         self._registry: CollectorRegistry = create_registry("frontend")
         self._template = _read_template(settings.chat_template)
-        for address in settings.scheduler:
-            parse_address(address, "scheduler")
         if not settings.scheduler:
             raise invalid("at least one scheduler is needed", "scheduler")
         self._engine = EngineClient(
@@ -52,8 +50,9 @@ class Frontend:
             identity=identity_of(settings.name),
             clock=clock,
             slow_client_timeout=settings.slow_client_timeout,
+            handover_timeout=settings.handover_timeout,
         )
-        self.inference = Inference(self._engine, clock=clock, max_requests=settings.max_requests)
+        self.inference = Inference(self._engine, clock=clock, max_requests=settings.max_requests, request_timeout=settings.request_timeout)
         self._language: ModelLanguage | None = None
         self._http_address = (
             parse_address(f"unix:{Path(settings.uds).absolute()}", "uds")
@@ -119,17 +118,39 @@ class Frontend:
 
     async def follow_engine(self) -> None:
         """Keep what is served and the gRPC health in step with the schedulers; runs until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_model(), name="follow model")
+            # By itself: a model that takes its time to come must not keep a scheduler's loss from showing.
+            tasks.create_task(self._follow_readiness(), name="follow readiness")
+
+    async def _follow_model(self) -> None:
+        changes = self._engine.changes
         while True:
-            model = self._engine.model
+            seen, model = changes.count, self._engine.model
             if model is not None and model.bundle_digest != self._serving_digest:
                 try:
                     await self._serve(model)
                 except TrivetError as error:
-                    logger.warning("the model cannot be served yet: %s", error.message)
-                    await asyncio.sleep(FETCH_RETRY_SECONDS)
+                    await self._put_off(error.message)
                     continue
-            await self._update_health()
-            await self._engine.wait_for_change()
+                except Exception:
+                    logger.exception("the model that the scheduler gave cannot be read")
+                    await self._put_off("it cannot be read")
+                    continue
+                changes.note()  # it can be served now
+            await changes.after(seen)
+
+    async def _put_off(self, reason: str) -> None:
+        logger.warning("the model cannot be served yet: %s", reason)
+        await asyncio.sleep(FETCH_RETRY_SECONDS)
+
+    async def _follow_readiness(self) -> None:
+        changes = self._engine.changes
+        while True:
+            seen, ready = changes.count, self.inference.ready
+            if self._rpc is not None and self._rpc.health.is_ready != ready:
+                await self._rpc.health.ready(ready)
+            await changes.after(seen)
 
     async def _serve(self, model: ModelDescription) -> None:
         bundle = ModelBundle.from_bytes(await self._engine.fetch_bundle(model))
@@ -162,14 +183,6 @@ class Frontend:
         self._serving_digest = model.bundle_digest
         logger.info("serving %s, context %d tokens, sampling defaults %s", ", ".join(names), model.max_model_len, defaults)
 
-    async def _update_health(self) -> None:
-        if self._rpc is None or self._rpc.health.is_serving == self.inference.ready:
-            return
-        if self.inference.ready:
-            await self._rpc.health.serving()
-        else:
-            await self._rpc.health.not_serving()
-
     # ---- leave ----
 
     async def drain(self) -> None:
@@ -177,7 +190,7 @@ class Frontend:
         limit = self._settings.drain_timeout
         self.inference.draining = True
         self._engine.announce_draining(int(1000 * limit))
-        await self._update_health()
+        self._engine.changes.note()
         logger.info("draining: %d requests are running, they have %g s", self.inference.requests_inside, limit)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):

@@ -26,8 +26,14 @@ def request_of(*, max_tokens: int = 4, n: int = 1, prompt: tuple[int, ...] = (1,
 
 
 @contextlib.asynccontextmanager
-async def engine_of(*addresses: str, slow_client_timeout: float = 30) -> AsyncIterator[EngineClient]:
-    engine = EngineClient(addresses, identity=identity_of("test"), clock=SystemClock(), slow_client_timeout=slow_client_timeout)
+async def engine_of(*addresses: str, slow_client_timeout: float = 30, handover_timeout: float = 0) -> AsyncIterator[EngineClient]:
+    engine = EngineClient(
+        addresses,
+        identity=identity_of("test"),
+        clock=SystemClock(),
+        slow_client_timeout=slow_client_timeout,
+        handover_timeout=handover_timeout,
+    )
     engine.start()
     try:
         yield engine
@@ -38,7 +44,7 @@ async def engine_of(*addresses: str, slow_client_timeout: float = 30) -> AsyncIt
 async def until_ready(engine: EngineClient, *, ready: bool = True) -> None:
     async with asyncio.timeout(10):
         while engine.ready is not ready:
-            await engine.wait_for_change()
+            await engine.changes.after(engine.changes.count)
 
 
 async def all_tokens(stream: TokenStream) -> tuple[list[int], FinishReason | None]:
@@ -70,7 +76,7 @@ async def test_children_get_their_own_tokens_in_order(scheduler) -> None:
         results = await asyncio.gather(*(all_tokens(stream) for stream in submission.streams))
     assert [tokens for tokens, _ in results] == [scheduler.script(scheduler.adds[0], index) for index in range(3)]
     assert {finish for _, finish in results} == {FinishReason.LENGTH}
-    assert [stream.delivered for stream in submission.streams] == [tokens for tokens, _ in results]
+    assert [stream.delivered.tolist() for stream in submission.streams] == [tokens for tokens, _ in results]
     assert len(set(unpack_u32(scheduler.adds[0].handles).tolist())) == 3
 
 
@@ -96,6 +102,9 @@ async def test_an_abort_reaches_the_scheduler_once_and_for_live_children_only(sc
         submission.abort(AbortReason.CLIENT_GONE)
         await scheduler.until(lambda: not scheduler.live)
         assert engine.live_streams == 0
+        async with asyncio.timeout(5):
+            while engine.handles:
+                await asyncio.sleep(0.01)
     assert scheduler.aborted == [stream.handle for stream in submission.streams]
     assert set(scheduler.abort_reasons) == {engine_pb2.ABORT_REASON_CLIENT_GONE}
 

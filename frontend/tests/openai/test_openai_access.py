@@ -120,7 +120,7 @@ async def test_metrics_have_vllms_names_and_count(http, scheduler) -> None:
     assert found[f"vllm:generation_tokens_total{{{model}}}"] == 8
     assert found[f"vllm:time_to_first_token_seconds_count{{{model}}}"] == 2
     assert found[f"vllm:inter_token_latency_seconds_count{{{model}}}"] == 6
-    assert found[f'vllm:kv_cache_usage_perc{{engine="0",{model}}}'] == 0.25
-    assert found[f'vllm:prefix_cache_hits_total{{engine="0",{model}}}'] == 7
+    assert found[f'vllm:kv_cache_usage_perc{{engine="fake",{model}}}'] == 0.25
+    assert found[f'vllm:prefix_cache_hits_total{{engine="fake",{model}}}'] == 7
     assert found[f"trivet_frontend_requests_in_flight{{{model}}}"] == 0
     assert (await http.get("/load")).json() == {"server_load": 0}

@@ -11,7 +11,7 @@ from trivet_frontend.engine.request import (
     TokenDelta,
     TokenLogprobs,
 )
-from trivet_frontend.engine.session import Submission
+from trivet_frontend.engine.submission import Submission
 from trivet_frontend.engine.token_stream import TokenStream
 
 __all__ = [

@@ -39,4 +39,6 @@ class LoadReport:
     steps_total: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
+    # None without work.
+    last_step_age_ms: int | None = None
     paused: bool = False

@@ -26,6 +26,7 @@ class AbortReason(enum.Enum):
     SLOW_CLIENT = "slow_client"
     DRAINING = "draining"
     SIBLING_FAILED = "sibling_failed"
+    MOVED = "moved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """One prompt and its `n` children. The engine keeps it until the last child ends: a later hand-over needs it."""
+    """One prompt and its `n` children. The engine keeps it until the last child ends: a later hand-over needs it.
+
+    `timeout_ms` is what is left of its time, `age_ms` what has passed since it came, both when it is submitted.
+    """
 
     uid: bytes
     prompt_ids: Sequence[int]
@@ -62,6 +66,7 @@ class EngineRequest:
     priority: int = 0
     cache_salt: str = ""
     timeout_ms: int | None = None
+    age_ms: int = 0
     request_id: str = ""
 
 
@@ -82,6 +87,10 @@ class TokenLogprobs:
         self.values.extend(other.values)
         self.ranks.extend(other.ranks)
 
+    def drop(self, count: int) -> None:
+        """Forget the first `count` rows."""
+        del self.token_ids[:count], self.values[:count], self.ranks[:count]
+
 
 @dataclass(slots=True)
 class TokenDelta:
@@ -94,6 +103,8 @@ class TokenDelta:
     cached_tokens: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    # Where in the prompt the first row of `prompt_logprobs` stands: position 0 has none.
+    prompt_position: int = 0
 
     def merge(self, later: "TokenDelta") -> None:
         """Put `later` behind what is already here; a slow reader then gets both at once."""

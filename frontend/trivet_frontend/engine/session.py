@@ -1,99 +1,96 @@
-"""One scheduler, as a frontend sees it: a bidirectional stream that is kept alive, and the requests that ride on it.
+"""One scheduler, as a frontend sees it: what it says of itself, and the requests that ride on the stream to it.
 
-Lifecycle: `run` dials, says hello, learns the model, passes deltas to the streams by handle, and when the stream ends fails what was on
-it with a retryable error, waits a little and dials again, until it is cancelled. The session owns its handles, its outbox and the table
-handle -> stream. It does not choose who gets a request (`routing.py`) and knows no text.
+Lifecycle: `run` dials (`conversation.py`), learns the model, passes deltas to the streams by handle, and when the stream ends gives back
+what rode on it, waits a little and dials again, until it is cancelled or no longer listed. The session owns its handles and the table
+handle -> stream. It does not choose who gets a request (`routing.py`), does not decide what becomes of a request that it lost
+(`handover.py`) and knows no text.
+
+A scheduler that breaks the contract (arrays that contradict each other, a row for a handle that is not running) loses this stream and
+nothing else.
 """
 
 import asyncio
 import logging
 import random
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol
 
-import grpc
 import grpc.aio
 from trivet_chassis.clock import Clock
-from trivet_chassis.rpc import create_channel, error_of
+from trivet_chassis.rpc import error_of
 from trivet_proto.errors import ErrorKind, TrivetError
-from trivet_proto.revision import agree
 from trivet_proto.v1 import engine_pb2, types_pb2
-from trivet_proto.v1.engine_pb2_grpc import EngineServiceStub
 
 from trivet_frontend.engine import wire
+from trivet_frontend.engine.conversation import Conversation, SessionLostError
 from trivet_frontend.engine.description import LoadReport, ModelDescription
 from trivet_frontend.engine.identity import Identity
-from trivet_frontend.engine.request import AbortReason, EngineRequest
+from trivet_frontend.engine.request import AbortReason, FinishReason, TokenDelta
+from trivet_frontend.engine.submission import Submission
 from trivet_frontend.engine.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
 
-# In quotes: generic for the type checker alone.
-SessionCall: TypeAlias = "grpc.aio.StreamStreamCall[engine_pb2.SessionRequest, engine_pb2.SessionResponse]"
-
-HEARTBEAT_SECONDS = 1.0
-# Three heartbeats missed end the stream.
-SILENCE_LIMIT_SECONDS = 3 * HEARTBEAT_SECONDS + 0.5
-HELLO_TIMEOUT_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 0.05
 LONGEST_BACKOFF_SECONDS = 2.0
 
 
-class SessionLostError(Exception):
-    """The stream ended; the words say how, for the log."""
+class Owner(Protocol):
+    """Who keeps the sessions, and is told what they cannot decide."""
+
+    def note_change(self) -> None:
+        """The session came, went, drains, or learned of a model or of readiness."""
+
+    def take_back(self, submission: Submission, session: "SchedulerSession", error: TrivetError) -> None:
+        """The scheduler gave the request back, or is gone; it rides nowhere now."""
+
+    def until_wanted(self, session: "SchedulerSession") -> Awaitable[None]:
+        """Return when the session should be dialled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """A request on its session: what a hand-over would have to move."""
+class Rider:
+    """A child under its handle."""
 
-    session: "SchedulerSession"
-    request: EngineRequest
-    streams: tuple[TokenStream, ...]
-
-    def stop(self, stream: TokenStream, count: int) -> None:
-        """Tell the scheduler that the child ends with its first `count` tokens."""
-        self.session.stop(stream, count)
-
-    def abort(self, reason: AbortReason) -> None:
-        """Give up every child that has not ended."""
-        self.session.abort(self.streams, reason)
+    submission: Submission
+    stream: TokenStream
 
 
 class SchedulerSession:
     """The session to one scheduler."""
 
-    def __init__(
-        self, address: str, *, identity: Identity, clock: Clock, slow_client_timeout: float, on_change: Callable[[], None]
-    ) -> None:
+    def __init__(self, address: str, *, identity: Identity, clock: Clock, slow_client_timeout: float, owner: Owner) -> None:
         self.address = address
+        self.is_listed = True
+        self.name = ""
+        self.instance = b""
         self.model: ModelDescription | None = None
         self.load: LoadReport | None = None
+        self.load_at = 0.0
         self.draining = False
         self.added_since_load = 0
         self._identity = identity
         self._clock = clock
         self._slow_client_timeout = slow_client_timeout
-        self._on_change = on_change
-        self._streams: dict[int, TokenStream] = {}
+        self._owner = owner
+        self._riders: dict[int, Rider] = {}
+        # Stopped or aborted here: their one finish still comes.
+        self._leaving: set[int] = set()
         self._next_handle = 1
-        self._connected = False
-        self._outbox: deque[engine_pb2.SessionRequest] = deque()
-        self._outbox_filled = asyncio.Event()
-        self._last_received = 0.0
-        self._last_sent = 0.0
+        # The stream that was dialled last, and the same once it is welcome and until it ends.
+        self._dialled: Conversation | None = None
+        self._conversation: Conversation | None = None
 
     @property
     def connected(self) -> bool:
-        return self._connected
+        return self._conversation is not None
 
     @property
     def ready(self) -> bool:
         """Whether a request sent now would be served."""
         return (
-            self._connected
+            self._conversation is not None
             and not self.draining
             and self.model is not None
             and self.load is not None
@@ -103,7 +100,12 @@ class SchedulerSession:
 
     @property
     def live_streams(self) -> int:
-        return len(self._streams)
+        return len(self._riders)
+
+    @property
+    def handles(self) -> int:
+        """Handles of which something may still come."""
+        return len(self._riders) + len(self._leaving)
 
     @property
     def queue_length(self) -> int:
@@ -111,64 +113,82 @@ class SchedulerSession:
         reported = 0 if self.load is None else self.load.requests_running + self.load.requests_waiting
         return reported + self.added_since_load
 
+    @property
+    def submissions(self) -> list[Submission]:
+        """The requests that ride here, in the order in which they came."""
+        return list(dict.fromkeys(rider.submission for rider in self._riders.values()))
+
     # ---- requests ----
 
-    def add(self, request: EngineRequest, *, age_ms: int) -> Submission:
-        """Send `request` up; its streams are fed from now on."""
-        if not self._connected:
-            raise TrivetError(ErrorKind.UNAVAILABLE, f"the scheduler at {self.address} is not connected", retryable=True)
-        streams = []
-        for index in range(request.n):
-            stream = TokenStream(handle=self._next_handle, index=index)
-            self._next_handle += 1
-            self._streams[stream.handle] = stream
-            streams.append(stream)
-        for message in wire.add_messages(request, [stream.handle for stream in streams], age_ms=age_ms):
-            self._send(message)
+    def carry(self, submission: Submission) -> None:
+        """Send a request up, or take it up where it was left; its streams are fed from now on.
+
+        Raises UNAVAILABLE without a stream, TOO_LARGE for a request that does not fit the messages.
+        """
+        if self._conversation is None:
+            raise TrivetError(ErrorKind.UNAVAILABLE, "the scheduler is not connected", retryable=True)
+        request = submission.request
+        passed_ms = int(1000 * (self._clock.monotonic() - submission.submitted_at))
+        handles = range(self._next_handle, self._next_handle + request.n)
+        messages = wire.add_messages(
+            submission,
+            handles,
+            age_ms=request.age_ms + passed_ms,
+            timeout_ms=None if request.timeout_ms is None else max(1, request.timeout_ms - passed_ms),
+        )
+        self._next_handle = handles.stop
+        for handle, stream in zip(handles, submission.streams, strict=True):
+            stream.handle = handle
+            if stream.ended:
+                self._leaving.add(handle)
+            else:
+                self._riders[handle] = Rider(submission, stream)
+        for message in messages:
+            self._conversation.send(message)
         self.added_since_load += request.n
-        return Submission(self, request, tuple(streams))
+        submission.carrier = self
 
     def stop(self, stream: TokenStream, count: int) -> None:
-        if self._streams.pop(stream.handle, None) is not None:
+        if self._leave(stream):
             self._send(wire.stop_message(stream.handle, count))
 
-    def abort(self, streams: Sequence[TokenStream], reason: AbortReason) -> None:
-        alive = [stream.handle for stream in streams if self._streams.pop(stream.handle, None) is not None]
+    def abort(self, streams: tuple[TokenStream, ...], reason: AbortReason) -> None:
+        alive = [stream.handle for stream in streams if self._leave(stream)]
         if alive:
             self._send(wire.abort_message(alive, reason))
 
+    def release(self, submission: Submission) -> None:
+        """Let a request go to another scheduler."""
+        self.abort(submission.streams, AbortReason.MOVED)
+        submission.carrier = None
+
     def announce_draining(self, deadline_ms: int) -> None:
         """Tell the scheduler that this frontend leaves; information only."""
-        if self._connected:
-            self._send(engine_pb2.SessionRequest(draining=types_pb2.Draining(deadline_ms=deadline_ms, reason="frontend is leaving")))
+        self._send(engine_pb2.SessionRequest(draining=types_pb2.Draining(deadline_ms=deadline_ms, reason="frontend is leaving")))
+
+    def _leave(self, stream: TokenStream) -> bool:
+        """Let go of a child that rides here; what still comes for it is overrun, until its finish."""
+        if self._riders.pop(stream.handle, None) is None:
+            return False
+        self._leaving.add(stream.handle)
+        return True
 
     def _send(self, message: engine_pb2.SessionRequest) -> None:
-        if self._connected:
-            self._outbox.append(message)
-            self._outbox_filled.set()
+        if self._conversation is not None:
+            self._conversation.send(message)
 
     # ---- the stream ----
 
     async def run(self) -> None:
-        """Keep the session up until cancelled."""
+        """Keep the session up until cancelled, or until it ends when no longer listed."""
         backoff = FIRST_BACKOFF_SECONDS
         last_reason = ""
-        while True:
+        while self.is_listed:
+            await self._owner.until_wanted(self)
             try:
-                await self._converse()
-                reason = "the scheduler closed the session"
-            except SessionLostError as error:
-                reason = str(error)
-            except grpc.aio.AioRpcError as error:
-                reason = error_of(error).message
-            except asyncio.InvalidStateError:
-                reason = "the call ended"  # grpc.aio's way to say that a write came after the end
-            except Exception:
-                # A message that cannot be read ends this stream, never the frontend.
-                logger.exception("the session to the scheduler at %s broke", self.address)
-                reason = "a message could not be read"
+                reason = await self._hold()
             finally:
-                was_connected = self._connected
+                was_connected = self.connected
                 self._reset()
             if was_connected:
                 backoff = FIRST_BACKOFF_SECONDS
@@ -180,132 +200,126 @@ class SchedulerSession:
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
 
-    async def _converse(self) -> None:
-        async with create_channel(self.address) as channel:
-            call = EngineServiceStub(channel).Session()
-            try:
-                await call.write(engine_pb2.SessionRequest(hello=self._identity.hello()))
-                await self._receive_welcome(call)
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._write(call))
-                    tasks.create_task(self._tick())
-                    tasks.create_task(self._read(call))
-            except ExceptionGroup as group:
-                raise _first_leaf(group) from None
-            finally:
-                call.cancel()
-
-    async def _receive_welcome(self, call: SessionCall) -> None:
+    async def _hold(self) -> str:
+        """Dial once and converse; returns how that ended."""
+        conversation = self._dialled = Conversation(self.address, clock=self._clock)
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
-                first = await call.read()
-        except TimeoutError:
-            raise SessionLostError("no welcome came") from None
-        if not isinstance(first, engine_pb2.SessionResponse):  # the end of the stream
-            raise SessionLostError(f"the scheduler refused the session: {await call.code()}: {await call.details()}")
-        if first.WhichOneof("message") == "error":
-            raise SessionLostError(f"the scheduler refused the session: {first.error.message}")
-        if first.WhichOneof("message") != "welcome":
-            raise SessionLostError("the first message was no welcome")
-        disagreement = agree(first.welcome.scheduler.schema)
-        if disagreement is not None:
-            raise SessionLostError(disagreement)
-        self._last_received = self._last_sent = self._clock.monotonic()
-        self._connected = True
-        logger.info("session to the scheduler %s at %s", first.welcome.scheduler.name or "without a name", self.address)
-        self._on_change()
+            await conversation.hold(self._identity.hello(), self)
+        except SessionLostError as error:
+            return str(error)
+        except TrivetError as error:
+            return error.message
+        except grpc.aio.AioRpcError as error:
+            return error_of(error).message
+        except asyncio.InvalidStateError:
+            return "the call ended"  # grpc.aio's way to say that a write came after the end
+        except Exception:
+            # A message that cannot be read ends this stream, never the frontend.
+            logger.exception("the session to the scheduler at %s broke", self.address)
+            return "a message could not be read"
+        return "the scheduler closed the session"
 
-    async def _write(self, call: SessionCall) -> None:
-        while True:
-            await self._outbox_filled.wait()
-            while self._outbox:
-                await call.write(self._outbox.popleft())
-                self._last_sent = self._clock.monotonic()
-            self._outbox_filled.clear()
+    def welcome(self, welcome: engine_pb2.Welcome) -> None:
+        self._conversation = self._dialled
+        self.name = welcome.scheduler.name
+        self.instance = welcome.scheduler.instance
+        logger.info("session to the scheduler %s at %s", self.name or "without a name", self.address)
+        self._owner.note_change()
 
-    async def _read(self, call: SessionCall) -> None:
-        while True:
-            message = await call.read()
-            if not isinstance(message, engine_pb2.SessionResponse):  # the end of the stream
-                raise SessionLostError(f"the scheduler ended the session: {(await call.code()).name} {await call.details()}")
-            self._last_received = self._clock.monotonic()
-            kind = message.WhichOneof("message")
-            if kind == "outputs":
-                self._deliver(message.outputs)
-            elif kind == "load":
-                self._take_load(wire.load_of(message.load))
-            elif kind == "model":
-                self.model = wire.model_of(message.model.card)
-                self._on_change()
-            elif kind == "draining":
-                self.draining = True
-                self._on_change()
-            elif kind == "error":
-                raise SessionLostError(message.error.message)
+    def take(self, message: engine_pb2.SessionResponse, now: float) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "outputs":
+            self._deliver(message.outputs, now)
+        elif kind == "load":
+            self._take_load(wire.load_of(message.load), now)
+        elif kind == "model":
+            self.model = wire.model_of(message.model.card)
+            self._owner.note_change()
+        elif kind == "draining":
+            self.draining = True
+            self._owner.note_change()
 
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-            now = self._clock.monotonic()
-            if now - self._last_received > SILENCE_LIMIT_SECONDS:
-                raise SessionLostError(f"nothing came for {now - self._last_received:.1f} s")
-            if now - self._last_sent >= 0.9 * HEARTBEAT_SECONDS:
-                self._send(engine_pb2.SessionRequest(heartbeat=types_pb2.Heartbeat()))
-            self._cut_slow_readers(now)
+    def tick(self, now: float) -> None:
+        """Cut readers that take nothing."""
+        slow = [
+            rider.stream
+            for rider in self._riders.values()
+            if rider.stream.pending_since is not None and now - rider.stream.pending_since > self._slow_client_timeout
+        ]
+        if slow:
+            self.abort(tuple(slow), AbortReason.SLOW_CLIENT)
+            message = f"the client has not read its stream for {self._slow_client_timeout:g} s"
+            for stream in slow:
+                stream.fail(TrivetError(ErrorKind.CANCELLED, message))
 
     # ---- what comes down ----
 
-    def _deliver(self, outputs: engine_pb2.StepOutputs) -> None:
-        now = self._last_received
-        # Errors first: the row of a failed child has a finish reason too, which must not end its stream as if all were well.
-        for handle, error in wire.errors_of(outputs):
-            stream = self._streams.pop(handle, None)
-            if stream is not None:
-                stream.fail(error)
-        for handle, delta in wire.deltas_of(outputs):
-            stream = self._streams.get(handle)
-            if stream is None:
-                continue  # stopped or aborted here: what still comes is overrun
-            stream.push(delta, now=now)
-            if delta.finish_reason is not None:
-                del self._streams[handle]
+    def _deliver(self, outputs: engine_pb2.StepOutputs, now: float) -> None:
+        if self.model is None:
+            raise SessionLostError("outputs came before a model")
+        # The whole message is read before any of it counts.
+        rows = wire.deltas_of(outputs, vocab_size=self.model.vocab_size)
+        errors = dict(wire.errors_of(outputs))
+        # A failed child's row has a finish reason too, which must not end its stream as if all were well: errors go first.
+        for handle, error in errors.items():
+            self._take_error(handle, error)
+        for handle, delta in rows:
+            if handle not in errors:
+                self._take_row(handle, delta, now)
 
-    def _take_load(self, load: LoadReport) -> None:
+    def _take_row(self, handle: int, delta: TokenDelta, now: float) -> None:
+        rider = self._riders.get(handle)
+        if rider is None:
+            self._take_overrun(handle, ended=delta.finish_reason is not None)
+            return
+        if delta.finish_reason is not None:
+            del self._riders[handle]
+        if delta.finish_reason is FinishReason.ERROR:
+            rider.stream.fail(TrivetError(ErrorKind.INTERNAL, "the engine could not finish this request and did not say why"))
+            return
+        rider.submission.heard_at = now
+        if delta.token_ids:
+            rider.submission.troubles = None
+        rider.stream.push(delta, now=now)
+
+    def _take_error(self, handle: int, error: TrivetError) -> None:
+        rider = self._riders.pop(handle, None)
+        if rider is None:
+            self._take_overrun(handle, ended=True)
+        elif error.kind is ErrorKind.UNAVAILABLE and error.retryable:
+            # The scheduler gives it back; children that it still has must not run twice.
+            self.release(rider.submission)
+            self._owner.take_back(rider.submission, self, error)
+        elif error.kind is ErrorKind.UNIMPLEMENTED and rider.submission.moved:
+            # What the client asked for was served before: this scheduler only cannot take it over.
+            rider.stream.fail(wire.lost_error())
+        else:
+            rider.stream.fail(error)
+
+    def _take_overrun(self, handle: int, *, ended: bool) -> None:
+        """What comes for a handle that was let go here; its finish is the last."""
+        if handle not in self._leaving:
+            raise SessionLostError(f"a row came for handle {handle}, which is not running")
+        if ended:
+            self._leaving.remove(handle)
+
+    def _take_load(self, load: LoadReport, now: float) -> None:
         was_ready = self.ready
-        self.load = load
+        self.load, self.load_at = load, now
         self.added_since_load = 0
         if self.ready != was_ready:
-            self._on_change()
-
-    def _cut_slow_readers(self, now: float) -> None:
-        slow = [
-            stream
-            for stream in self._streams.values()
-            if stream.pending_since is not None and now - stream.pending_since > self._slow_client_timeout
-        ]
-        if not slow:
-            return
-        self.abort(slow, AbortReason.SLOW_CLIENT)
-        message = f"the client has not read its stream for {self._slow_client_timeout:g} s"
-        for stream in slow:
-            stream.fail(TrivetError(ErrorKind.CANCELLED, message))
+            self._owner.note_change()
 
     def _reset(self) -> None:
-        self._connected = False
+        self._conversation = None
         self.model = None
         self.load = None
         self.draining = False
         self.added_since_load = 0
-        self._outbox.clear()
-        self._outbox_filled.clear()
-        lost, self._streams = self._streams, {}
-        for stream in lost.values():
-            stream.fail(wire.lost_error())
-        self._on_change()
-
-
-def _first_leaf(group: ExceptionGroup[Exception]) -> Exception:
-    error: Exception = group
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
+        self._leaving.clear()
+        lost = self.submissions
+        self._riders.clear()
+        for submission in lost:
+            submission.carrier = None
+            self._owner.take_back(submission, self, wire.lost_error())
+        self._owner.note_change()

@@ -1,10 +1,13 @@
 """The tokens of one child on their way from a session to the one task that reads them.
 
 The session pushes, the reader takes; what is not taken yet merges into one delta, so a slow reader holds at most its own output and never
-makes another stream wait. The stream knows nothing of text or of the wire.
+makes another stream wait. What was pushed once stays: when the child moves to another scheduler, the stream says what it has already
+(`resume.py`) and drops what is reported a second time. The stream knows nothing of text or of the wire.
 """
 
 import asyncio
+from array import array
+from collections.abc import Callable
 
 from trivet_proto.errors import TrivetError
 
@@ -12,16 +15,33 @@ from trivet_frontend.engine.request import TokenDelta
 
 
 class TokenStream:
-    """One child's deltas; exactly one reader."""
+    """One child's deltas; exactly one reader. `on_end` is called once, when nothing more can come."""
 
-    __slots__ = ("_closed", "_error", "_pending", "_waiter", "delivered", "handle", "index", "pending_since")
+    __slots__ = (
+        "_closed",
+        "_error",
+        "_on_end",
+        "_pending",
+        "_waiter",
+        "delivered",
+        "handle",
+        "has_cached_tokens",
+        "index",
+        "pending_since",
+        "prompt_rows",
+    )
 
-    def __init__(self, *, handle: int, index: int) -> None:
-        self.handle = handle
+    def __init__(self, *, index: int, on_end: Callable[[], None]) -> None:
         self.index = index
-        # The tokens already passed on, which a hand-over to another scheduler has to name.
-        self.delivered: list[int] = []
+        # Its name on the session that carries it; another one after a hand-over.
+        self.handle = 0
+        # All tokens that schedulers have delivered, read or not: a hand-over names them, and they are not computed again.
+        self.delivered = array("i")
+        # Of the prompt's logprobs and of the cached tokens: what has been reported.
+        self.prompt_rows = 0
+        self.has_cached_tokens = False
         self.pending_since: float | None = None
+        self._on_end = on_end
         self._pending: TokenDelta | None = None
         self._error: TrivetError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -29,18 +49,22 @@ class TokenStream:
 
     @property
     def ended(self) -> bool:
-        """Whether the last delta or an error has been pushed: nothing more can come."""
+        """Whether nothing more can come: the last delta or an error has been pushed, or the reader has had enough."""
         return self._closed
 
     def push(self, delta: TokenDelta, *, now: float) -> None:
+        """Raises ValueError for prompt logprobs that leave a gap."""
         if self._closed:
             return
+        self._drop_repeated(delta)
+        self.delivered.extend(delta.token_ids)
         if self._pending is None:
             self._pending = delta
             self.pending_since = now
         else:
             self._pending.merge(delta)
-        self._closed = delta.finish_reason is not None
+        if delta.finish_reason is not None:
+            self._end()
         self._wake()
 
     def fail(self, error: TrivetError) -> None:
@@ -48,8 +72,13 @@ class TokenStream:
         if self._closed:
             return
         self._error = error
-        self._closed = True
+        self._end()
         self._wake()
+
+    def close(self) -> None:
+        """The reader needs nothing more than it has."""
+        if not self._closed:
+            self._end()
 
     async def next(self) -> TokenDelta:
         """The next delta, waiting for it; raises the `TrivetError` that ended the stream."""
@@ -64,8 +93,23 @@ class TokenStream:
             finally:
                 self._waiter = None
         delta, self._pending, self.pending_since = self._pending, None, None
-        self.delivered.extend(delta.token_ids)
         return delta
+
+    def _drop_repeated(self, delta: TokenDelta) -> None:
+        if delta.cached_tokens is not None:
+            if self.has_cached_tokens:
+                delta.cached_tokens = None
+            self.has_cached_tokens = True
+        if delta.prompt_logprobs is not None:
+            known = self.prompt_rows + 1 - delta.prompt_position
+            if known < 0:
+                raise ValueError(f"prompt logprobs go on at position {delta.prompt_position}, {self.prompt_rows + 1} was next")
+            delta.prompt_logprobs.drop(known)
+            self.prompt_rows += len(delta.prompt_logprobs.ranks)
+
+    def _end(self) -> None:
+        self._closed = True
+        self._on_end()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

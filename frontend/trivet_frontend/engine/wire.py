@@ -1,13 +1,14 @@
 """Session messages to plain values and back.
 
-The only file of this room that knows how arrays are packed. It decides nothing: what is not valid here was refused in the rooms above,
-and what a scheduler sends is taken as its word.
+The only file of this room that knows how arrays are packed. What goes up was found valid in the rooms above; what a scheduler sends is
+read as a whole before anything of it counts, and what contradicts itself is refused.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
-from trivet_proto.errors import ErrorKind, TrivetError
+from trivet_proto.errors import ErrorKind, TrivetError, invalid
+from trivet_proto.limits import MAX_STREAM_MESSAGE_BYTES
 from trivet_proto.packing import pack_f32, pack_i32, pack_u32, unpack_f32, unpack_i32, unpack_u32
 from trivet_proto.v1 import engine_pb2, types_pb2
 
@@ -20,9 +21,13 @@ from trivet_frontend.engine.request import (
     TokenDelta,
     TokenLogprobs,
 )
+from trivet_frontend.engine.submission import Submission
+from trivet_frontend.engine.token_stream import TokenStream
 
 # Prompt ids a message carries at most: half a stream message, which leaves room for everything else in the first part.
 PROMPT_IDS_PER_PART = 128 * 1024
+# For the tags and lengths around what is counted.
+MESSAGE_MARGIN_BYTES = 256
 
 _FINISH_REASONS: dict[int, FinishReason | None] = {
     types_pb2.FINISH_REASON_UNSPECIFIED: None,
@@ -37,6 +42,7 @@ _ABORT_REASONS = {
     AbortReason.SLOW_CLIENT: engine_pb2.ABORT_REASON_SLOW_CLIENT,
     AbortReason.DRAINING: engine_pb2.ABORT_REASON_FRONTEND_DRAINING,
     AbortReason.SIBLING_FAILED: engine_pb2.ABORT_REASON_SIBLING_FAILED,
+    AbortReason.MOVED: engine_pb2.ABORT_REASON_UNSPECIFIED,
 }
 _TASK_NAMES = {
     types_pb2.TASK_GENERATE: "generate",
@@ -47,36 +53,58 @@ _TASK_NAMES = {
 }
 
 
-def add_messages(request: EngineRequest, handles: Sequence[int], *, age_ms: int) -> list[engine_pb2.SessionRequest]:
-    """The messages that add `request`: one, or several numbered parts when the prompt is long."""
-    ids = np.asarray(request.prompt_ids, dtype=np.int32)
-    pieces = [ids[start : start + PROMPT_IDS_PER_PART] for start in range(0, len(ids), PROMPT_IDS_PER_PART)]
+def add_messages(submission: Submission, handles: Sequence[int], *, age_ms: int, timeout_ms: int | None) -> list[engine_pb2.SessionRequest]:
+    """The messages that add a request, or take it up where another scheduler left it: one, or several numbered parts for a long prompt.
+
+    Raises TOO_LARGE when what goes with the prompt fills a message by itself.
+    """
+    request = submission.request
     first = engine_pb2.Add(
         handles=pack_u32(handles),
         uid=request.uid,
         request_id=request.request_id,
         task=types_pb2.TASK_GENERATE,
-        prompt_token_ids=pack_i32(pieces[0]),
         sampling=_sampling_message(request.sampling),
         seed=request.sampling.seed,
         cache_salt=request.cache_salt,
         priority=request.priority,
-        timeout_ms=request.timeout_ms,
+        timeout_ms=timeout_ms,
         age_ms=age_ms,
+        resume=[] if submission.is_fresh else [_resume_message(request, stream) for stream in submission.streams],
     )
-    if len(pieces) == 1:
+    room = (MAX_STREAM_MESSAGE_BYTES - MESSAGE_MARGIN_BYTES - first.ByteSize()) // 4
+    if room < 0:
+        raise TrivetError(ErrorKind.TOO_LARGE, "the request without its prompt is larger than a message between services may be")
+    ids = np.asarray(request.prompt_ids, dtype=np.int32)
+    begin = min(room, PROMPT_IDS_PER_PART)
+    first.prompt_token_ids = pack_i32(ids[:begin])
+    pieces = [ids[start : start + PROMPT_IDS_PER_PART] for start in range(begin, len(ids), PROMPT_IDS_PER_PART)]
+    if not pieces:
         return [engine_pb2.SessionRequest(add=first)]
-    first.part.count = len(pieces)
+    count = 1 + len(pieces)
+    first.part.count = count
     rest = [
         engine_pb2.Add(
             handles=first.handles,
             uid=request.uid,
             prompt_token_ids=pack_i32(piece),
-            part=types_pb2.Part(index=index, count=len(pieces)),
+            part=types_pb2.Part(index=index, count=count),
         )
-        for index, piece in enumerate(pieces[1:], start=1)
+        for index, piece in enumerate(pieces, start=1)
     ]
     return [engine_pb2.SessionRequest(add=add) for add in (first, *rest)]
+
+
+def _resume_message(request: EngineRequest, stream: TokenStream) -> engine_pb2.ResumeState:
+    wishes_prompt = request.sampling.prompt_logprobs is not None
+    return engine_pb2.ResumeState(
+        output_token_ids=pack_i32(stream.delivered),
+        done=stream.ended,
+        # All of them come before the first token; what came of an unfinished report is dropped by the stream when it comes again.
+        prompt_logprobs_reported=wishes_prompt and (bool(stream.delivered) or stream.prompt_rows >= len(request.prompt_ids) - 1),
+        cached_tokens_reported=stream.has_cached_tokens,
+        timing_reported=bool(stream.delivered),
+    )
 
 
 def _sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
@@ -122,64 +150,94 @@ def abort_message(handles: Sequence[int], reason: AbortReason) -> engine_pb2.Ses
     return engine_pb2.SessionRequest(abort=engine_pb2.Abort(handles=pack_u32(handles), reason=_ABORT_REASONS[reason]))
 
 
-def deltas_of(outputs: engine_pb2.StepOutputs) -> list[tuple[int, TokenDelta]]:
-    """One delta for each row of a step, in the message's order."""
-    handles: list[int] = unpack_u32(outputs.handles).tolist()
-    counts: list[int] = unpack_i32(outputs.token_counts).tolist()
-    token_ids: list[int] = unpack_i32(outputs.token_ids).tolist()
-    stops: list[int] = unpack_i32(outputs.stop_token_ids).tolist() if outputs.stop_token_ids else []
+def deltas_of(outputs: engine_pb2.StepOutputs, *, vocab_size: int) -> list[tuple[int, TokenDelta]]:
+    """One delta for each row of a step, in the message's order; raises INVALID_ARGUMENT for a message that contradicts itself."""
+    handles, counts, ids = (
+        unpack_u32(outputs.handles, "handles"),
+        unpack_i32(outputs.token_counts, "token_counts"),
+        unpack_i32(outputs.token_ids),
+    )
+    _expect(counts.size == handles.size == len(outputs.finish_reasons), "rows of different numbers")
+    _expect(not counts.size or int(counts.min()) >= 0, "a count below zero")
+    _expect(int(counts.sum()) == ids.size, "token counts that do not add up to the tokens")
+    _expect(not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size), "a token beyond the vocabulary")
+    token_ids: list[int] = ids.tolist()
+    stops: list[int] = unpack_i32(outputs.stop_token_ids, "stop_token_ids").tolist()
+    _expect(len(stops) in (0, handles.size), "stop tokens of another number than the rows")
+    _expect(_FINISH_REASONS.keys() >= set(outputs.finish_reasons), "an unknown reason to finish")
     rows: list[tuple[int, TokenDelta]] = []
+    ends: list[int] = np.cumsum(counts).tolist()
     start = 0
-    for row, handle in enumerate(handles):
-        end = start + counts[row]
-        delta = TokenDelta(token_ids=token_ids[start:end], finish_reason=_FINISH_REASONS.get(outputs.finish_reasons[row]))
+    for row, (handle, end) in enumerate(zip(handles.tolist(), ends, strict=True)):
+        delta = TokenDelta(token_ids=token_ids[start:end], finish_reason=_FINISH_REASONS[outputs.finish_reasons[row]])
         if stops and stops[row] >= 0:
             delta.stop_token_id = stops[row]
         rows.append((handle, delta))
         start = end
+    by_handle = dict(rows)
+    _expect(len(by_handle) == len(rows), "a handle with two rows")
     if outputs.first_rows:
-        for row, cached in zip(unpack_i32(outputs.first_rows).tolist(), unpack_i32(outputs.cached_tokens).tolist(), strict=True):
+        for row, cached in _pairs(outputs.first_rows, outputs.cached_tokens, len(rows)):
             rows[row][1].cached_tokens = cached
     if outputs.logprob_rows:
-        _attach_logprobs(rows, counts, outputs)
-    if outputs.prompt_logprobs:
-        by_handle = dict(rows)
-        for prompt in outputs.prompt_logprobs:
-            delta = by_handle.get(prompt.handle) or TokenDelta()
-            if prompt.handle not in by_handle:
-                by_handle[prompt.handle] = delta
-                # A chunk of a prompt still being computed has no row of its own; it comes before whatever follows.
-                rows.append((prompt.handle, delta))
-            block = logprobs_of(prompt.logprobs)
-            if delta.prompt_logprobs is None:
-                delta.prompt_logprobs = block
-            else:
-                delta.prompt_logprobs.extend(block)
+        _attach_logprobs(rows, outputs)
+    for prompt in outputs.prompt_logprobs:
+        if prompt.handle not in by_handle:
+            # A chunk of a prompt still being computed has no row of its own.
+            by_handle[prompt.handle] = TokenDelta()
+            rows.append((prompt.handle, by_handle[prompt.handle]))
+        _attach_prompt_logprobs(by_handle[prompt.handle], prompt)
     return rows
 
 
-def _attach_logprobs(rows: list[tuple[int, TokenDelta]], counts: list[int], outputs: engine_pb2.StepOutputs) -> None:
+def _attach_logprobs(rows: list[tuple[int, TokenDelta]], outputs: engine_pb2.StepOutputs) -> None:
     block = logprobs_of(outputs.logprobs)
     start = 0
-    for row in unpack_i32(outputs.logprob_rows).tolist():
-        end = start + counts[row]
-        rows[row][1].logprobs = TokenLogprobs(
-            token_ids=block.token_ids[start:end], values=block.values[start:end], ranks=block.ranks[start:end]
-        )
+    for row in unpack_i32(outputs.logprob_rows, "logprob_rows").tolist():
+        _expect(0 <= row < len(rows), "logprobs of a row that is not there")
+        delta = rows[row][1]
+        end = start + len(delta.token_ids)
+        delta.logprobs = TokenLogprobs(token_ids=block.token_ids[start:end], values=block.values[start:end], ranks=block.ranks[start:end])
         start = end
+    _expect(start == len(block.ranks), "logprobs that do not match their tokens")
+
+
+def _attach_prompt_logprobs(delta: TokenDelta, prompt: engine_pb2.PromptLogprobs) -> None:
+    block = logprobs_of(prompt.logprobs)
+    _expect(prompt.first_position > 0, "logprobs of a prompt's first token")
+    if delta.prompt_logprobs is None:
+        delta.prompt_logprobs, delta.prompt_position = block, prompt.first_position
+        return
+    _expect(prompt.first_position == delta.prompt_position + len(delta.prompt_logprobs.ranks), "prompt logprobs with a gap")
+    delta.prompt_logprobs.extend(block)
 
 
 def logprobs_of(message: types_pb2.Logprobs) -> TokenLogprobs:
-    counts: list[int] = unpack_i32(message.counts).tolist()
-    token_ids: list[int] = unpack_i32(message.token_ids).tolist()
-    values: list[float] = unpack_f32(message.values).tolist()
-    block = TokenLogprobs(ranks=unpack_i32(message.ranks).tolist())
+    counts: list[int] = unpack_i32(message.counts, "logprobs.counts").tolist()
+    token_ids: list[int] = unpack_i32(message.token_ids, "logprobs.token_ids").tolist()
+    values: list[float] = unpack_f32(message.values, "logprobs.values").tolist()
+    block = TokenLogprobs(ranks=unpack_i32(message.ranks, "logprobs.ranks").tolist())
+    _expect(len(block.ranks) == len(counts), "logprobs with another number of ranks")
     start = 0
     for count in counts:
+        _expect(count > 0, "a logprob row without its token")
         block.token_ids.append(token_ids[start : start + count])
         block.values.append(values[start : start + count])
         start += count
+    _expect(start == len(token_ids) == len(values), "logprob counts that do not add up")
     return block
+
+
+def _pairs(rows: bytes, values: bytes, count: int) -> list[tuple[int, int]]:
+    places: list[int] = unpack_i32(rows, "first_rows").tolist()
+    found: list[int] = unpack_i32(values, "cached_tokens").tolist()
+    _expect(len(places) == len(found) and all(0 <= place < count for place in places), "cached tokens of a row that is not there")
+    return list(zip(places, found, strict=True))
+
+
+def _expect(holds: bool, otherwise: str, /) -> None:
+    if not holds:
+        raise invalid(f"the scheduler sent {otherwise}")
 
 
 def errors_of(outputs: engine_pb2.StepOutputs) -> list[tuple[int, TrivetError]]:
@@ -187,6 +245,11 @@ def errors_of(outputs: engine_pb2.StepOutputs) -> list[tuple[int, TrivetError]]:
 
 
 def model_of(card: types_pb2.ModelCard) -> ModelDescription:
+    """Raises INVALID_ARGUMENT for a card that describes no model."""
+    _expect(
+        bool(card.name) and 0 < card.vocab_size < 2**31 and 0 < card.max_model_len < 2**31,
+        "a model card without name, vocabulary or context",
+    )
     tasks = tuple(_TASK_NAMES[task] for task in card.tasks if task in _TASK_NAMES)
     return ModelDescription(
         name=card.name,
@@ -218,6 +281,7 @@ def load_of(message: engine_pb2.Load) -> LoadReport:
         steps_total=message.steps_total,
         prompt_tokens_total=message.prompt_tokens_total,
         generation_tokens_total=message.generation_tokens_total,
+        last_step_age_ms=message.last_step_age_ms if message.HasField("last_step_age_ms") else None,
         paused=message.paused,
     )
 

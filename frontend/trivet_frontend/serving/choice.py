@@ -86,7 +86,7 @@ class Choice:
 
     def abort(self, reason: AbortReason) -> None:
         """Give the choice up; nothing happens if it has ended."""
-        self._submission.session.abort((self._stream,), reason)
+        self._submission.abort_streams((self._stream,), reason)
 
 
 def _cut(rows: TokenLogprobs, count: int) -> TokenLogprobs:

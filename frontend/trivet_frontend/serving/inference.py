@@ -8,7 +8,7 @@ fit, and only then the engine.
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from trivet_chassis.clock import Clock
@@ -35,10 +35,11 @@ RETRY_AFTER_MS = 1000
 class Entry:
     """A request inside the door; whoever has it leaves once, whatever happens."""
 
-    def __init__(self, leave: Callable[[], None], model: ServedModel, model_name: str, arrived: float) -> None:
+    def __init__(self, leave: Callable[[], None], *, model: ServedModel, model_name: str, arrived: float, timeout_s: float | None) -> None:
         self.model = model
         self.model_name = model_name
         self.arrived = arrived
+        self.timeout_s = timeout_s
         self._leave: Callable[[], None] | None = leave
 
     def leave(self) -> None:
@@ -51,10 +52,12 @@ class Entry:
 class Inference:
     """What both public APIs call."""
 
-    def __init__(self, engine: EngineClient, *, clock: Clock, max_requests: int) -> None:
+    def __init__(self, engine: EngineClient, *, clock: Clock, max_requests: int, request_timeout: float = 0.0) -> None:
+        """`request_timeout`: seconds that any request may take; 0: as long as its caller waits."""
         self._engine = engine
         self._clock = clock
         self._max_requests = max_requests
+        self._request_timeout = request_timeout
         self._inside = 0
         self._served: tuple[ServedModel, FrontendMetrics] | None = None
         self._emptied = asyncio.Event()
@@ -96,7 +99,7 @@ class Inference:
 
     async def chat(self, chat: ChatInput, options: GenerationOptions, *, model: str | None, request_id: str) -> Generation:
         """Answer a conversation. Who gets the generation must close it."""
-        with self._entry(model, options) as entry:
+        async with self._entry(model, options) as entry:
             if chat.messages == []:
                 raise refuse("messages", "must not be empty")
             tools = check_tools(chat.tools, chat.tool_choice)
@@ -107,7 +110,7 @@ class Inference:
 
     async def complete(self, completion: CompletionInput, options: GenerationOptions, *, model: str | None, request_id: str) -> Generation:
         """Continue one or several prompts. Who gets the generation must close it."""
-        with self._entry(model, options) as entry:
+        async with self._entry(model, options) as entry:
             language = entry.model.language
             given = normalised_prompts(completion.prompt, vocab_size=entry.model.description.vocab_size)
             max_model_len = entry.model.description.max_model_len
@@ -146,12 +149,16 @@ class Inference:
             return PreparedPrompt(token_ids, entry if completion.echo else "")
         return PreparedPrompt(entry, language.decode(entry, skip_special_tokens=False) if completion.echo else "")
 
-    @contextlib.contextmanager
-    def _entry(self, model_name: str | None, options: GenerationOptions) -> Iterator[Entry]:
+    @contextlib.asynccontextmanager
+    async def _entry(self, model_name: str | None, options: GenerationOptions) -> AsyncIterator[Entry]:
         """Let a request in; it leaves with its generation, or at once when none came of it."""
         entry = self._enter(model_name, options)
         try:
-            yield entry
+            async with asyncio.timeout(entry.timeout_s):
+                yield entry
+        except TimeoutError:
+            entry.leave()
+            raise TrivetError(ErrorKind.DEADLINE_EXCEEDED, "the request's time ran out before it was begun") from None
         except BaseException:
             entry.leave()
             raise
@@ -171,7 +178,14 @@ class Inference:
                 retry_after_ms=RETRY_AFTER_MS,
             )
         self._inside += 1
-        return Entry(self._leave, model, model_name or model.names[0], arrived)
+        limits = [limit for limit in (options.timeout_s, self._request_timeout or None) if limit is not None]
+        return Entry(
+            self._leave,
+            model=model,
+            model_name=model_name or model.names[0],
+            arrived=arrived,
+            timeout_s=min(limits, default=None),
+        )
 
     async def _start(
         self, entry: Entry, prompts: Sequence[PreparedPrompt], options: GenerationOptions, wishes: PromptWishes, request_id: str
@@ -209,14 +223,20 @@ class Inference:
         # An echo alone needs no engine: nothing is computed for it.
         if options.max_tokens != 0 or samplings[0].prompt_logprobs is not None:
             try:
-                self._submit(generation, states, samplings, options)
+                self._submit(generation, states, samplings, options, timeout_s=entry.timeout_s)
             except TrivetError:
                 generation.close()
                 raise
         return generation
 
     def _submit(
-        self, generation: Generation, states: Sequence[PromptState], samplings: Sequence[SamplingParams], options: GenerationOptions
+        self,
+        generation: Generation,
+        states: Sequence[PromptState],
+        samplings: Sequence[SamplingParams],
+        options: GenerationOptions,
+        *,
+        timeout_s: float | None,
     ) -> None:
         model, n = generation.model, options.n or 1
         age_ms = int(1000 * (self._clock.monotonic() - generation.arrived))
@@ -229,9 +249,11 @@ class Inference:
                 n=n,
                 priority=options.priority or 0,
                 cache_salt=options.cache_salt or "",
+                timeout_ms=None if timeout_s is None else max(1, int(1000 * timeout_s) - age_ms),
+                age_ms=age_ms,
                 request_id=generation.request_id,
             )
-            submission = self._engine.submit(request, model=model.description, age_ms=age_ms)
+            submission = self._engine.submit(request, model=model.description)
             for stream in submission.streams:
                 state.choices.append(
                     Choice(

@@ -1,7 +1,7 @@
 """What the frontend counts, under vLLM's names where vLLM has one, and the schedulers' gauges out of their load reports.
 
-One registry per process, owned by the server. Labels are vLLM's: `model_name` and, for what a scheduler reports, `engine` (its place in
-the list of schedulers). A series of a scheduler that is away vanishes rather than keep its last value.
+One registry per process, owned by the server. Labels are vLLM's: `model_name` and, for what a scheduler reports, `engine` (the
+scheduler's name). A series of a scheduler that is away vanishes rather than keep its last value.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 class FrontendMetrics:
     """Counters and histograms of one frontend, for one model name."""
 
-    def __init__(self, registry: CollectorRegistry, *, model_name: str, loads: Callable[[], list[tuple[int, LoadReport]]]) -> None:
+    def __init__(self, registry: CollectorRegistry, *, model_name: str, loads: Callable[[], list[tuple[str, LoadReport]]]) -> None:
         self.registry = registry
 
         def labelled(metric: Counter | Histogram | Gauge) -> Counter | Histogram | Gauge:
@@ -72,7 +72,7 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
 class _EngineCollector(Collector):
     """Reads the load reports when scraped; holds nothing itself."""
 
-    def __init__(self, model_name: str, loads: Callable[[], list[tuple[int, LoadReport]]]) -> None:
+    def __init__(self, model_name: str, loads: Callable[[], list[tuple[str, LoadReport]]]) -> None:
         self._model_name = model_name
         self._loads = loads
 
@@ -85,5 +85,5 @@ class _EngineCollector(Collector):
         ]
         for family, field in families:
             for engine, load in loads:
-                family.add_metric([self._model_name, str(engine)], getattr(load, field))
+                family.add_metric([self._model_name, engine], getattr(load, field))
             yield family

@@ -38,6 +38,8 @@ class GenerationOptions:
     spaces_between_special_tokens: bool = True
     priority: int | None = None
     cache_salt: str | None = None
+    # How long the answer may take from its arrival on, in seconds.
+    timeout_s: float | None = None
     # The public names of two fields differ from road to road; errors must use the caller's.
     max_tokens_param: str = "max_tokens"
     logprobs_param: str = "logprobs"
