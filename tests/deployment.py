@@ -58,6 +58,12 @@ class Deployment:
     folder: Path
     process: asyncio.subprocess.Process
 
+    @property
+    def grpc_address(self) -> str:
+        """The public gRPC API: the launcher's own socket, unless flags said otherwise."""
+        [path] = self.folder.rglob("frontend.sock")
+        return f"unix:{path}"
+
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 
