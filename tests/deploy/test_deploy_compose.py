@@ -1,0 +1,178 @@
+"""`docker-compose.yml`: valid by the specification, and true to the services' settings, ports and images."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from jsonschema import Draft202012Validator
+from trivet_chassis.addresses import parse_address
+from trivet_chassis.settings import PREFIX, load_settings
+from trivet_frontend.config import FrontendSettings
+from trivet_scheduler.config import SchedulerSettings
+from trivet_worker.config import WorkerSettings
+
+from tests.deploy.compose_file import FILE, OWN, ROOT, ConfigFailed, environment_of, mounts_of, resolved, run_compose, written
+from tests.deploy.dockerfile import read_dockerfile
+
+SETTINGS: dict[str, type[msgspec.Struct]] = {"frontend": FrontendSettings, "scheduler": SchedulerSettings, "worker": WorkerSettings}
+FULL_DRAIN_MARGIN_S = 10
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return resolved()
+
+
+def settings_of(project: dict[str, Any], service: str) -> Any:
+    """As the container's process reads them; raises when a variable is no setting of the service, or its value is wrong."""
+    environment = environment_of(project, service)
+    loaded = load_settings(SETTINGS[service], section=service, prog=service, description="", argv=[], environ=environment)
+    check = getattr(loaded.value, "check", None)
+    if check is not None:
+        check()
+    return loaded.value
+
+
+def seconds(duration: str) -> int:
+    parts = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", duration)
+    assert parts is not None, duration
+    return 60 * int(parts[1] or 0) + int(parts[2] or 0)
+
+
+def test_the_file_follows_the_compose_specification() -> None:
+    schema = json.loads((ROOT / "deploy" / "compose-spec" / "compose-spec.json").read_text())
+    errors = [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(written())]
+    assert not errors, "\n".join(errors)
+    assert "version" not in written()
+
+
+def test_the_schema_refuses_what_is_no_compose_file() -> None:
+    schema = json.loads((ROOT / "deploy" / "compose-spec" / "compose-spec.json").read_text())
+    assert list(Draft202012Validator(schema).iter_errors({"services": {"worker": {"image": "worker", "helthcheck": {}}}}))
+
+
+def test_compose_itself_takes_the_file() -> None:
+    run_compose("--profile", "*", "config", "--quiet")
+
+
+@pytest.mark.parametrize("service", OWN)
+def test_every_variable_is_a_setting_of_the_service_and_has_a_right_value(project: dict[str, Any], service: str) -> None:
+    assert settings_of(project, service).log_format == "json"
+    strange = [name for name in environment_of(project, service) if not name.startswith(f"{PREFIX}{service.upper()}_")]
+    assert not strange
+
+
+@pytest.mark.parametrize("service", OWN)
+def test_an_image_is_built_from_a_dockerfile_that_is_there(project: dict[str, Any], service: str) -> None:
+    build = project["services"][service]["build"]
+    assert Path(build["context"], build["dockerfile"]).is_file()
+    taken = {each.rest.partition("=")[0] for each in read_dockerfile(service).all("ARG")}
+    assert set(build.get("args", ())) <= taken
+
+
+def test_services_are_found_where_they_listen(project: dict[str, Any]) -> None:
+    scheduler, worker, frontend = (settings_of(project, name) for name in ("scheduler", "worker", "frontend"))
+    port = parse_address(scheduler.listen).port
+    sought = f"dns:scheduler:{port}"  # every address that the name has is a scheduler
+    assert list(frontend.scheduler) == [sought]
+    assert sought in (worker.scheduler, *worker.scheduler)
+    assert port == 7100
+    for name, ports in {
+        "scheduler": {port, parse_address(scheduler.metrics_listen).port},
+        "worker": {parse_address(worker.metrics_listen).port},
+        "frontend": {frontend.port, parse_address(frontend.grpc_listen).port},
+    }.items():
+        service = project["services"][name]
+        assert {int(each) for each in service["expose"]} == ports
+        assert ports <= {int(each) for each in read_dockerfile(name).last("EXPOSE").words}
+
+
+@pytest.mark.parametrize("service", OWN)
+def test_health_is_asked_of_a_command_in_the_image_at_an_address_that_is_served(project: dict[str, Any], service: str) -> None:
+    kind, *command = project["services"][service]["healthcheck"]["test"]
+    own = read_dockerfile(service).health_command
+    assert kind == "CMD"
+    assert command[:3] == own[:3]
+    settings = settings_of(project, service)
+    port = settings.port if service == "frontend" else parse_address(settings.metrics_listen).port
+    assert re.fullmatch(rf"http://127\.0\.0\.1:{port}/health/(live|ready)", command[3])
+
+
+def test_the_scheduler_counts_as_healthy_before_a_worker_has_come(project: dict[str, Any]) -> None:
+    services = project["services"]
+    assert services["worker"]["depends_on"]["scheduler"]["condition"] == "service_healthy"
+    # Were it ready that is asked for, workers would wait for it and it for them.
+    assert services["scheduler"]["healthcheck"]["test"][-1].endswith("/health/live")
+    for name in ("worker", "frontend"):
+        assert services[name]["healthcheck"]["test"][-1].endswith("/health/ready")
+
+
+def test_text_leaves_before_tokens_and_tensors(project: dict[str, Any]) -> None:
+    """Compose stops in the reverse order of what depends on what."""
+    services = project["services"]
+    assert set(services["load-balancer"]["depends_on"]) == {"frontend"}
+    assert set(services["frontend"]["depends_on"]) == {"scheduler", "worker"}
+
+
+@pytest.mark.parametrize("service", OWN)
+def test_a_drain_ends_before_the_process_is_killed(project: dict[str, Any], service: str) -> None:
+    drain = getattr(settings_of(project, service), "drain_timeout", 0.0)
+    assert seconds(project["services"][service]["stop_grace_period"]) >= drain + FULL_DRAIN_MARGIN_S
+
+
+def test_every_volume_and_network_is_declared_and_every_mounted_file_is_there(project: dict[str, Any]) -> None:
+    for name, mount in mounts_of(project):
+        if mount["type"] == "volume":
+            assert mount["source"] in project["volumes"], name
+        else:
+            assert Path(mount["source"]).exists(), f"{name} mounts {mount['source']}"
+            assert mount["read_only"]
+    used = {network for service in project["services"].values() for network in service["networks"]}
+    assert used == set(project["networks"])
+
+
+def test_what_is_published_is_for_this_machine_alone(project: dict[str, Any]) -> None:
+    published = {
+        (name, port["host_ip"], port["target"]) for name, service in project["services"].items() for port in service.get("ports", ())
+    }
+    assert {host for _, host, _ in published} == {"127.0.0.1"}
+    assert {name for name, _, _ in published} == {"load-balancer", "prometheus", "grafana"}
+
+
+def test_opening_the_ports_to_others_takes_a_key() -> None:
+    with pytest.raises(ConfigFailed, match="TRIVET_FRONTEND_API_KEY"):
+        resolved({"PUBLISH_ADDRESS": "0.0.0.0"})
+    project = resolved({"PUBLISH_ADDRESS": "0.0.0.0", "TRIVET_FRONTEND_API_KEY": "secret"})
+    assert {port["host_ip"] for port in project["services"]["load-balancer"]["ports"]} == {"0.0.0.0"}
+    assert settings_of(project, "frontend").api_key == ("secret",)
+
+
+def test_the_env_file_reaches_the_services_and_what_compose_must_know(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(
+        "TRIVET_FRONTEND_API_KEY=secret\nTRIVET_WORKER_DTYPE=float32\nTRIVET_WORKER_MODEL=/models/some.gguf\n"
+        "TRIVET_SCHEDULER_STEPS_IN_FLIGHT=1\nMODELS=/srv/models\nHTTP_PORT=8080\n"
+    )
+    project = resolved(folder=tmp_path)
+    assert settings_of(project, "frontend").api_key == ("secret",)
+    assert settings_of(project, "worker").dtype == "float32"
+    assert settings_of(project, "worker").model == "/models/some.gguf"
+    assert settings_of(project, "scheduler").steps_in_flight == 1
+    assert ("worker", "bind", "/srv/models") in [(name, each["type"], each["source"]) for name, each in mounts_of(project)]
+    assert "8080" in [port["published"] for port in project["services"]["load-balancer"]["ports"]]
+
+
+def test_our_own_services_can_do_no_more_than_they_need(project: dict[str, Any]) -> None:
+    for name in OWN:
+        service = project["services"][name]
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+        assert "container_name" not in service, "a fixed name could not be scaled"
+        assert "ports" not in service, "a published port could not be scaled"
+
+
+def test_watching_is_a_profile() -> None:
+    assert set(json.loads(run_compose("config", "--format", "json"))["services"]) == {*OWN, "load-balancer"}
+    assert FILE.read_text().count("profiles: [observability]") == 2
