@@ -1,10 +1,16 @@
 """The mock worker under the real scheduler: whatever the schedule, tokens are what the law says."""
 
-from real_scheduler import worker_settings
+import asyncio
+from pathlib import Path
+
+import pytest
+from real_scheduler import running_scheduler, worker_settings
 from trivet_doubles.mock_frontend import MockFrontend
 from trivet_doubles.mock_worker import Faults, MockWorker
-from trivet_doubles.model import DoubleModel
+from trivet_doubles.model import DoubleModel, load_double_model
 from trivet_doubles.tokens import expected_output
+from trivet_proto.errors import ErrorKind, TrivetError
+from trivet_proto.packing import pack_f32, pack_i32
 from trivet_proto.sampling import child_seed
 from trivet_proto.v1 import types_pb2
 
@@ -61,3 +67,92 @@ async def test_a_step_too_large_for_memory_is_tried_again_smaller(scheduler: str
         (child,) = frontend.add(LONG, max_tokens=10, seed=1)
         assert await child.until_ended() == expected_output(LONG, 1, 10, worker.law.choices)
         await run_many(frontend, worker, 6)
+
+
+async def test_a_worker_that_dies_and_returns_goes_on_with_the_same_tokens(scheduler: str, model: DoubleModel) -> None:
+    settings = worker_settings(scheduler)
+    mortal = MockWorker(settings, Faults(die_step=6), model=model)
+    async with mortal, MockFrontend(scheduler) as frontend:
+        (child,) = frontend.add(LONG, max_tokens=40, seed=9)
+        await asyncio.wait_for(mortal.died.wait(), 10)
+        assert not child.ended.is_set()
+        async with MockWorker(settings, model=model) as heir:
+            assert await child.until_ended() == expected_output(LONG, 9, 40, heir.law.choices)
+            assert heir.life.wrong_slots == 0
+
+
+async def test_what_ran_on_a_lost_worker_goes_on_at_another(scheduler: str, model: DoubleModel) -> None:
+    mortal = MockWorker(worker_settings(scheduler, name="mortal"), Faults(die_step=12), model=model)
+    async with MockWorker(worker_settings(scheduler, name="other"), model=model) as other, mortal, MockFrontend(scheduler) as frontend:
+        await mortal.until_attached()
+        await frontend.until(lambda: frontend.load is not None and frontend.load.replicas_ready == 2)
+        await run_many(frontend, other, 10)
+        assert mortal.died.is_set()
+        assert other.life.wrong_slots == 0
+
+
+async def test_a_worker_redials_with_an_empty_pool_when_its_scheduler_was_away(socket_folder: Path, model: DoubleModel) -> None:
+    address = f"unix:{socket_folder}/s.sock"
+    async with MockWorker(worker_settings(address), model=model) as worker:
+        for attachments in (1, 2):
+            async with running_scheduler(address), MockFrontend(address) as frontend:
+                (child,) = frontend.add(LONG, max_tokens=5, seed=4)
+                assert await child.until_ended() == expected_output(LONG, 4, 5, worker.law.choices)
+                assert worker.life.attachments == attachments
+        assert worker.life.wrong_slots == 0
+
+
+async def test_a_draining_worker_leaves_once_the_scheduler_lets_it_go(scheduler: str, model: DoubleModel) -> None:
+    worker = MockWorker(worker_settings(scheduler), model=model)
+    running = asyncio.create_task(worker.run())
+    await worker.until_attached()
+    worker.drain()
+    await asyncio.wait_for(running, 10)
+    assert not worker.life.is_attached
+
+
+async def test_a_worker_that_cannot_serve_there_says_so(scheduler: str, model: DoubleModel) -> None:
+    async with MockWorker(worker_settings(scheduler), model=model) as worker:
+        await worker.until_attached()
+        stranger = MockWorker(worker_settings(scheduler, name="stranger"), model=load_double_model("", is_synthetic=False))
+        with pytest.raises(TrivetError, match="serves another model") as refused:
+            await asyncio.wait_for(stranger.run(), 10)
+        assert refused.value.kind is ErrorKind.FAILED_PRECONDITION
+
+
+async def test_logprobs_come_for_every_token_and_are_always_the_same(scheduler: str, model: DoubleModel) -> None:
+    sampling = types_pb2.SamplingParams(max_tokens=5, logprobs=2, prompt_logprobs=1)
+    async with MockWorker(worker_settings(scheduler), model=model) as worker, MockFrontend(scheduler) as frontend:
+        children = [frontend.add(LONG, seed=2, sampling=sampling)[0] for _ in range(2)]
+        for child in children:
+            assert await child.until_ended() == expected_output(LONG, 2, 5, worker.law.choices)
+        asked, again = children[0].logprobs, children[1].logprobs
+        assert asked == again
+        assert [ids[0] for ids, _ in asked] == children[0].token_ids
+        assert all(len(set(ids[1:])) == 2 and ids[0] == ids[1] for ids, _ in asked)
+        assert all(0 > values[0] == values[1] > values[2] for _, values in asked)
+        assert list(children[0].prompt_logprobs) == list(range(1, len(LONG)))
+        assert all(ids == (LONG[at], LONG[at]) for at, (ids, _) in children[0].prompt_logprobs.items())
+
+
+async def test_requests_narrow_the_tokens_and_an_end_token_ends_them(scheduler: str, model: DoubleModel) -> None:
+    (end,) = model.end_ids
+    async with MockWorker(worker_settings(scheduler), model=model) as worker, MockFrontend(scheduler) as frontend:
+        allowed = types_pb2.SamplingParams(max_tokens=12, allowed_token_ids=pack_i32([300, 301]))
+        forced = types_pb2.SamplingParams(max_tokens=12, logit_bias_ids=pack_i32([5, end]), logit_bias_values=pack_f32([1, 100]))
+        plain, narrow, ended = [frontend.add(LONG, sampling=one)[0] for one in (types_pb2.SamplingParams(max_tokens=12), allowed, forced)]
+        assert await plain.until_ended() == expected_output(LONG, 0, 12, worker.law.choices)
+        assert set(await narrow.until_ended()) == {300, 301}
+        assert await ended.until_ended() == [end]
+        assert ended.finish == types_pb2.FINISH_REASON_STOP
+        assert ended.stop_token == end
+
+
+async def test_a_row_without_finite_logits_ends_alone(scheduler: str, model: DoubleModel) -> None:
+    faults = Faults(non_finite_step={1})
+    async with MockWorker(worker_settings(scheduler), faults, model=model) as worker, MockFrontend(scheduler) as frontend:
+        (first,), (second,) = frontend.add([1, 2], seed=1), frontend.add([1, 2, 3], seed=1)
+        with pytest.raises(TrivetError) as broken:
+            await first.until_ended()
+        assert broken.value.kind is ErrorKind.NON_FINITE
+        assert await second.until_ended() == expected_output([1, 2, 3], 1, 16, worker.law.choices)

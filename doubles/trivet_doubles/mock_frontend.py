@@ -20,6 +20,7 @@ from trivet_proto.packing import pack_i32, pack_u32, unpack_i32, unpack_u8, unpa
 from trivet_proto.revision import SCHEMA
 from trivet_proto.v1 import engine_pb2, engine_pb2_grpc, types_pb2
 
+from trivet_doubles.logprobs import Entry, entries_of
 from trivet_doubles.ticking import until_first_ends
 
 HEARTBEAT_S = 1.0
@@ -37,8 +38,8 @@ class Child:
     error: TrivetError | None = None
     cached_tokens: int | None = None
     stop_token: int = -1
-    logprobs: list[types_pb2.Logprobs] = field(default_factory=list)  # of messages that had rows of this child alone
-    prompt_logprobs: list[tuple[int, types_pb2.Logprobs]] = field(default_factory=list)
+    logprobs: list[Entry] = field(default_factory=list)  # of each output token, where asked for
+    prompt_logprobs: dict[int, Entry] = field(default_factory=dict)  # by position
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def until_ended(self, within_s: float = 10.0) -> list[int]:
@@ -193,11 +194,12 @@ class MockFrontend:
         errors = {row.handle: TrivetError.from_proto(row.error) for row in outputs.errors}
         self._on_outputs(len(ids))
         for chunk in outputs.prompt_logprobs:
-            self._children[chunk.handle].prompt_logprobs.append((chunk.first_position, chunk.logprobs))
+            self._children[chunk.handle].prompt_logprobs |= dict(enumerate(entries_of(chunk.logprobs), chunk.first_position))
         for row, cached in zip(unpack_i32(outputs.first_rows).tolist(), unpack_i32(outputs.cached_tokens).tolist(), strict=True):
             self._children[handles[row]].cached_tokens = cached
-        if len(outputs.logprob_rows) == 4:
-            self._children[handles[unpack_i32(outputs.logprob_rows)[0]]].logprobs.append(outputs.logprobs)
+        entries = iter(entries_of(outputs.logprobs) if outputs.logprob_rows else ())
+        for row in unpack_i32(outputs.logprob_rows).tolist():
+            self._children[handles[row]].logprobs += itertools.islice(entries, counts[row])
         at = 0
         for handle, count, finish, stop in zip(handles, counts, finishes, stops, strict=True):
             child = self._children[handle]

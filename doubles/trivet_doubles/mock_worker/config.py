@@ -1,6 +1,7 @@
 """The mock worker's settings: data, nothing else."""
 
 import os
+import socket
 from typing import Annotated
 
 import msgspec
@@ -20,7 +21,7 @@ class MockWorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     synthetic: Annotated[bool, Setting(help="needs no model files: a tiny tokenizer made in code")] = False
     scheduler: Annotated[str, Setting(help="the scheduler to work for: host:port or unix:/path")] = "127.0.0.1:7100"
-    name: Annotated[str, Setting(help="stable name of this replica; none: mock-worker-<process id>")] = ""
+    name: Annotated[str, Setting(help="stable name of this replica; none: mock-worker-<host>-<process id>")] = ""
     listen: Annotated[str, Setting(help="where the gRPC health service answers; empty for nowhere")] = "127.0.0.1:7200"
     metrics_listen: Annotated[str, Setting(help="where /metrics and /health answer; empty for nowhere")] = "127.0.0.1:7201"
     insecure: Annotated[bool, Setting(help="allow addresses that other machines can reach")] = False
@@ -62,7 +63,8 @@ class MockWorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replica_name(self) -> str:
-        return self.name or f"mock-worker-{os.getpid()}"
+        # The host too: in containers every worker is process 1.
+        return self.name or f"mock-worker-{socket.gethostname()}-{os.getpid()}"
 
     @property
     def faults(self) -> Faults:
