@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from trivet_chassis.addresses import parse_address
 from trivet_chassis.settings import PREFIX, load_settings
 from trivet_frontend.config import FrontendSettings
+from trivet_frontend.engine import identity_of
 from trivet_scheduler.config import SchedulerSettings
 from trivet_worker.config import WorkerSettings
 
@@ -171,6 +172,18 @@ def test_our_own_services_can_do_no_more_than_they_need(project: dict[str, Any])
         assert service["cap_drop"] == ["ALL"]
         assert "container_name" not in service, "a fixed name could not be scaled"
         assert "ports" not in service, "a published port could not be scaled"
+
+
+@pytest.mark.parametrize("service", ["frontend", "worker"])
+def test_two_containers_of_a_service_have_different_names(project: dict[str, Any], service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of a name ends the older one of that name, and in a container every service is process 1."""
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    names = set()
+    for host in ("3f1c0a", "9b2e77"):
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        settings = settings_of(project, service)
+        names.add(identity_of(settings.name).name if service == "frontend" else settings.replica_name)
+    assert len(names) == 2
 
 
 def test_watching_is_a_profile() -> None:

@@ -1,6 +1,7 @@
 """The worker's settings: data, nothing else; read by the launcher too, which imports no torch."""
 
 import os
+import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,7 +26,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     rehome_after: Annotated[float, Setting(help="after so long without its scheduler another one is tried", unit="seconds", minimum=0)] = (
         30.0
     )
-    name: Annotated[str, Setting(help="stable name of this replica; none: worker-<process id>")] = ""
+    name: Annotated[str, Setting(help="stable name of this replica; none: worker-<host>-<process id>")] = ""
     listen: Annotated[str, Setting(help="where the gRPC health service answers; empty for nowhere")] = "127.0.0.1:7200"
     metrics_listen: Annotated[str, Setting(help="where /metrics and /health answer; empty for nowhere")] = "127.0.0.1:7201"
     insecure: Annotated[bool, Setting(help="allow addresses that other machines can reach")] = False
@@ -65,7 +66,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replica_name(self) -> str:
-        return self.name or f"worker-{os.getpid()}"
+        # The host too: in containers every worker is process 1.
+        return self.name or f"worker-{socket.gethostname()}-{os.getpid()}"
 
     @property
     def chosen_dtype(self) -> Literal["float32", "bfloat16"]:
