@@ -236,11 +236,11 @@ async def test_the_request_id_travels_in_the_metadata(echo: Echo, caller: Caller
         await caller.unary(Message(message="a"), metadata=request_id_metadata())
     finally:
         request_id.reset(token)
-    await caller.unary(Message(message="b"), metadata=(("x-request-id", "y" * 500),))
+    await caller.unary(Message(message="b"), metadata=(("x-request-id", "y" * 10_000),))
     assert request_id_metadata() == ()
     await caller.unary(Message(message="c"), metadata=request_id_metadata())
     assert echo.request_ids[0] == "r-1"
-    assert echo.request_ids[1] == "y" * 128
+    assert len(echo.request_ids[1]) == 32
     assert len(echo.request_ids[2]) == 32
 
 

@@ -50,6 +50,9 @@ _SERVER_OPTIONS = [
     *_KEEPALIVE,
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.so_reuseport", 0),
+    # A caller's id of many thousand characters is replaced, not a reason to refuse the call.
+    ("grpc.max_metadata_size", 32 * 1024),
+    ("grpc.absolute_max_metadata_size", 64 * 1024),
 ]
 _CHANNEL_OPTIONS = [
     *_LIMITS,

@@ -5,7 +5,6 @@ An exception that nobody foresaw is logged here, with its traceback; the caller 
 """
 
 import logging
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -15,13 +14,13 @@ from trivet_proto.call_errors import ERROR_KEY, error_of
 from trivet_proto.errors import ErrorKind, TrivetError
 
 from trivet_chassis.logging import request_id
+from trivet_chassis.request_ids import accepted_request_id
 
 __all__ = ["ERROR_KEY", "REQUEST_ID_KEY", "ErrorInterceptor", "abort", "error_of", "request_id_metadata"]
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_KEY = "x-request-id"
-LONGEST_REQUEST_ID = 128
 
 MAX_ERROR_TEXT_BYTES = 1024
 """The text travels twice, in status and metadata, and may grow threefold in the status: gRPC takes 8 KiB of both together."""
@@ -124,11 +123,8 @@ async def _end(context: _Context, error: Exception, method: str) -> None:
 
 
 def _take_request_id(context: _Context) -> None:
-    for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID_KEY and isinstance(value, str) and value:
-            request_id.set(value[:LONGEST_REQUEST_ID])
-            return
-    request_id.set(uuid.uuid4().hex)
+    given = next((value for key, value in context.invocation_metadata() or () if key == REQUEST_ID_KEY), "")
+    request_id.set(accepted_request_id(given if isinstance(given, str) else ""))
 
 
 def _carriable(text: str) -> str:

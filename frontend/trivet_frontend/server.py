@@ -9,7 +9,7 @@ import contextlib
 import logging
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 from trivet_chassis.addresses import Address, parse_address, refuse_public
 from trivet_chassis.clock import Clock, SystemClock
 from trivet_chassis.lifecycle import Lifecycle
@@ -53,6 +53,9 @@ class Frontend:
             handover_timeout=settings.handover_timeout,
         )
         self.inference = Inference(self._engine, clock=clock, max_requests=settings.max_requests, request_timeout=settings.request_timeout)
+        served = Gauge("trivet_streams", "Calls of clients that are being served.", registry=self._registry)
+        streams = self.inference.streams
+        served.set_function(lambda: streams.count)
         self._language: ModelLanguage | None = None
         self._http_address = (
             parse_address(f"unix:{Path(settings.uds).absolute()}", "uds")

@@ -11,7 +11,7 @@ from trivet_proto.errors import TrivetError
 
 from trivet_frontend.openai.errors import handle_http_exception, handle_trivet_error
 from trivet_frontend.openai.gateway import Gateway
-from trivet_frontend.openai.middleware import FaultBarrier, KeyCheck, RequestContext
+from trivet_frontend.openai.middleware import FaultBarrier, KeyCheck, RequestContext, StreamCount
 
 
 def create_app(gateway: Gateway, *, api_keys: Sequence[str] = (), allowed_origins: Sequence[str] = ()) -> Starlette:
@@ -27,12 +27,13 @@ def create_app(gateway: Gateway, *, api_keys: Sequence[str] = (), allowed_origin
         Route("/health", gateway.ready, methods=["GET"]),
         Route("/health/live", gateway.live, methods=["GET"]),
         Route("/health/ready", gateway.ready, methods=["GET"]),
+        Route("/health/progress", gateway.progress, methods=["GET"]),
         Route("/ping", gateway.ready, methods=["GET", "POST"]),
         Route("/version", gateway.version, methods=["GET"]),
         Route("/load", gateway.load, methods=["GET"]),
         Route("/metrics", gateway.metrics, methods=["GET"]),
     ]
-    middleware = [Middleware(RequestContext)]
+    middleware = [Middleware(RequestContext), Middleware(StreamCount, streams=gateway.streams)]
     if allowed_origins:
         middleware.append(
             Middleware(

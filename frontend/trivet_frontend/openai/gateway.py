@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
+from trivet_chassis.progress import Progress
 from trivet_proto.errors import ErrorKind, TrivetError
 
 from trivet_frontend.openai.body import read_body
@@ -25,7 +26,10 @@ from trivet_frontend.openai.options import chat_input, chat_options, completion_
 from trivet_frontend.openai.responses import DetokenizeAnswer, ModelBlock, ModelList, TokenizeAnswer, encode
 from trivet_frontend.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from trivet_frontend.openai.sse import EventStream, answer_while_connected
-from trivet_frontend.serving import ChatInput, ChoiceDelta, Generation, Inference, ServedModel
+from trivet_frontend.serving import ChatInput, ChoiceDelta, Generation, Inference, OpenStreams, ServedModel
+
+# A step of a long prompt may take many seconds on a CPU; the scheduler, which knows what it expects of a step, is stricter.
+STUCK_SECONDS = 60.0
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 Events = Callable[[ChoiceDelta | None, AsyncGenerator[ChoiceDelta, None]], AsyncGenerator[bytes, None]]
@@ -47,6 +51,10 @@ class Gateway:
         self._inference = inference
         self._registry = registry
         self._settings = settings
+
+    @property
+    def streams(self) -> OpenStreams:
+        return self._inference.streams
 
     # ---- generation ----
 
@@ -135,6 +143,10 @@ class Gateway:
         if self._inference.draining:
             raise TrivetError(ErrorKind.UNAVAILABLE, "this server is leaving")
         raise TrivetError(ErrorKind.UNAVAILABLE, "no scheduler with a ready worker is connected")
+
+    async def progress(self, request: Request) -> Response:
+        found = Progress(*self._inference.progress(), STUCK_SECONDS)
+        return Response(found.body, status_code=found.status, media_type="application/json")
 
     async def _decode(self, request: Request, body_type: type[BodyT]) -> BodyT:
         body = await read_body(request, limit=self._settings.body_limit)

@@ -5,22 +5,20 @@ Pure ASGI: nothing here buffers a body or wraps a stream.
 
 import hashlib
 import hmac
-import re
-import uuid
 from collections.abc import Sequence
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trivet_chassis.logging import request_id as request_id_variable
+from trivet_chassis.request_ids import accepted_request_id
 from trivet_proto.errors import ErrorKind, TrivetError
 
 from trivet_frontend.openai.errors import as_trivet_error, error_response
+from trivet_frontend.serving import OpenStreams
 
 REQUEST_ID_KEY = "trivet.request_id"
 
-# A valid id is echoed into a header and written into logs, so it may hold nothing that means something there.
-_VALID_REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:/+=@-]{1,128}")
-_OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/version", "/metrics"})
+_OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/progress", "/ping", "/version", "/metrics"})
 
 
 class RequestContext:
@@ -49,6 +47,21 @@ class RequestContext:
             pass  # nobody is left to answer
         finally:
             request_id_variable.reset(token)
+
+
+class StreamCount:
+    """Counts what is being served; who only looks after the server does not count."""
+
+    def __init__(self, app: ASGIApp, streams: OpenStreams) -> None:
+        self._app = app
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        with self._streams.open():
+            await self._app(scope, receive, send)
 
 
 class KeyCheck:
@@ -103,4 +116,4 @@ class FaultBarrier:
 
 def _request_id_of(scope: Scope) -> str:
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    return given.decode("ascii") if _VALID_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return accepted_request_id(given.decode("latin-1"))

@@ -5,11 +5,12 @@ a call, or its deadline, aborts the request.
 """
 
 import contextlib
-import re
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 from typing import Any
 
+from trivet_chassis.logging import request_id
+from trivet_chassis.request_ids import accepted_request_id
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.packing import pack_i32, unpack_i32
 from trivet_proto.v1 import inference_pb2
@@ -17,8 +18,6 @@ from trivet_proto.v1.inference_pb2_grpc import InferenceServiceServicer
 
 from trivet_frontend.rpc import wire
 from trivet_frontend.serving import Generation, Inference
-
-_VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
 
 
 class PublicInference(InferenceServiceServicer):
@@ -28,22 +27,22 @@ class PublicInference(InferenceServiceServicer):
         self._inference = inference
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: Any) -> AsyncIterator[inference_pb2.ChatResponse]:
-        options = wire.options_of(request.params, least_max_tokens=1)
+        options = replace(wire.options_of(request.params, least_max_tokens=1), timeout_s=context.time_remaining())
         chat = wire.chat_of(request)
-        generation = await self._inference.chat(chat, options, model=request.model or None, request_id=_request_id(request.request_id))
-        async with contextlib.aclosing(_events(generation, request.params)) as events:
-            async for event in events:
-                yield inference_pb2.ChatResponse(event=event)
+        with self._inference.streams.open():
+            generation = await self._inference.chat(chat, options, model=request.model or None, request_id=_request_id(request))
+            async with contextlib.aclosing(_events(generation, request.params)) as events:
+                async for event in events:
+                    yield inference_pb2.ChatResponse(event=event)
 
     async def Complete(self, request: inference_pb2.CompleteRequest, context: Any) -> AsyncIterator[inference_pb2.CompleteResponse]:
-        options = wire.options_of(request.params, least_max_tokens=0)
+        options = replace(wire.options_of(request.params, least_max_tokens=0), timeout_s=context.time_remaining())
         completion = wire.completion_of(request)
-        generation = await self._inference.complete(
-            completion, options, model=request.model or None, request_id=_request_id(request.request_id)
-        )
-        async with contextlib.aclosing(_events(generation, request.params)) as events:
-            async for event in events:
-                yield inference_pb2.CompleteResponse(event=event)
+        with self._inference.streams.open():
+            generation = await self._inference.complete(completion, options, model=request.model or None, request_id=_request_id(request))
+            async with contextlib.aclosing(_events(generation, request.params)) as events:
+                async for event in events:
+                    yield inference_pb2.CompleteResponse(event=event)
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Any) -> inference_pb2.TokenizeResponse:
         model = self._inference.model(request.model or None)
@@ -116,5 +115,6 @@ def _started(generation: Generation) -> inference_pb2.GenerationEvent:
     return inference_pb2.GenerationEvent(started=started)
 
 
-def _request_id(given: str) -> str:
-    return given if _VALID_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+def _request_id(request: inference_pb2.ChatRequest | inference_pb2.CompleteRequest) -> str:
+    """The id of the message, else the call's own, which is the metadata's `x-request-id` or a fresh one."""
+    return accepted_request_id(request.request_id or request_id.get())

@@ -3,6 +3,7 @@
 from trivet_frontend.serving.generation import Generation
 from trivet_frontend.serving.inference import Inference
 from trivet_frontend.serving.metrics import FrontendMetrics
+from trivet_frontend.serving.open_streams import OpenStreams
 from trivet_frontend.serving.options import ChatInput, CompletionInput, GenerationOptions
 from trivet_frontend.serving.outcome import ChoiceDelta, TokenLogprob, Usage
 from trivet_frontend.serving.sampling import SamplingDefaults, defaults_from
@@ -16,6 +17,7 @@ __all__ = [
     "Generation",
     "GenerationOptions",
     "Inference",
+    "OpenStreams",
     "SamplingDefaults",
     "ServedModel",
     "TokenLogprob",

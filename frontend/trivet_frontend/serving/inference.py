@@ -20,6 +20,7 @@ from trivet_frontend.serving.choice import Choice
 from trivet_frontend.serving.generation import Generation, PromptState, PromptWishes
 from trivet_frontend.serving.language import Language
 from trivet_frontend.serving.metrics import FrontendMetrics
+from trivet_frontend.serving.open_streams import OpenStreams
 from trivet_frontend.serving.options import ChatInput, CompletionInput, GenerationOptions
 from trivet_frontend.serving.outcome import PreparedPrompt
 from trivet_frontend.serving.prompts import normalised_prompts
@@ -62,6 +63,7 @@ class Inference:
         self._served: tuple[ServedModel, FrontendMetrics] | None = None
         self._emptied = asyncio.Event()
         self.draining = False
+        self.streams = OpenStreams()
 
     # ---- what is served ----
 
@@ -77,6 +79,11 @@ class Inference:
     @property
     def requests_inside(self) -> int:
         return self._inside
+
+    def progress(self) -> tuple[bool, float | None]:
+        """Whether requests are inside, and for how many seconds the one that waits longest has seen no sign of work being done."""
+        _, age = self._engine.progress()
+        return self._inside > 0, age
 
     def model(self, name: str | None) -> ServedModel:
         """The model called `name`, or the only one when none is named; raises MODEL_NOT_FOUND or UNAVAILABLE."""
