@@ -1,12 +1,13 @@
 """A worker without a model: tokens are a function of what came before, so every schedule must give the same output."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from trivet_chassis.clock import ManualClock
 from trivet_proto.v1 import types_pb2
 from trivet_scheduler.core import CoreSettings, Scheduler
+from trivet_scheduler.core.answers import FLAG_NON_FINITE
 from trivet_scheduler.kv.coordinator import KVCacheCoordinator
 from trivet_scheduler.kv.hashing import HashKeys
 from trivet_scheduler.kv.memory import configure
@@ -20,40 +21,112 @@ BLOCK = 4
 VOCABULARY = 1000
 
 
-def next_token(ids: Sequence[int], seed: int) -> int:
-    return hash((tuple(ids), seed)) % VOCABULARY
+def fold(tokens: Iterable[int], start: int = 0) -> int:
+    """A number for all tokens so far, in their order."""
+    for token in tokens:
+        start = hash((start, token))
+    return start
+
+
+def next_token(folded: int, seed: int) -> int:
+    return hash((folded, seed)) % VOCABULARY
 
 
 def expected_output(prompt: Sequence[int], seed: int, count: int) -> list[int]:
-    ids = list(prompt)
+    folded, output = fold(prompt), []
     for _ in range(count):
-        ids.append(next_token(ids, seed))
-    return ids[len(prompt) :]
+        output.append(next_token(folded, seed))
+        folded = fold(output[-1:], folded)
+    return output
+
+
+# A slot of a block: the token that it was written for, and all tokens up to it, folded.
+Slot = tuple[int, int]
+UNWRITTEN, GARBAGE = (-1, -1), (-2, -2)  # nothing; what a step that failed may leave behind
 
 
 @dataclass
 class Held:
+    """A request as a worker holds it."""
+
     ids: list[int]
+    slots: list[Slot]  # what its blocks should hold
     blocks: list[int]
     seed: int
     samples: bool
+    num_prompt: int
+    reports_prompt_from: int | None  # first prompt position without reported logprobs; None: none are wanted
+
+    def append(self, token: int) -> None:
+        self.ids.append(token)
+        self.slots.append((token, fold((token,), self.slots[-1][1] if self.slots else 0)))
 
 
 @dataclass
 class ModelWorker:
-    """Keeps the content of every block, so that reading a block that was not written for this prefix is caught."""
+    """Computes each token from what the blocks hold, so that a block with another prefix's content gives another token."""
 
+    strict: bool = True  # fail at once where a block does not hold what it should, instead of giving wrong text
     held: dict[int, Held] = field(default_factory=dict)
-    content: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)  # block → the prefix that each of its slots was written for
+    content: dict[int, list[Slot]] = field(default_factory=dict)  # by block
+    poisoned: dict[int, int] = field(default_factory=dict)  # block → handle whose keys and values in it are not finite
 
-    def run(self, plan: StepPlan, *, fail: bool = False) -> StepOutcome:
+    def run(self, plan: StepPlan, *, fail: bool = False, broken: frozenset[int] = frozenset()) -> StepOutcome:
+        """Answer a step; `broken` handles get logits that are not finite."""
+        rows = self._keep_book(plan)
+        if fail:
+            for handle, computed, scheduled in rows:
+                for position in range(computed, computed + scheduled):
+                    self._write(self.held[handle], position, GARBAGE)
+            return outcome(plan.number, StepStatus.FAILED, [], [], [])
+        tokens, counts, flags, prompts = [], [], [], []
+        for handle, computed, scheduled in rows:
+            held = self.held[handle]
+            for position in range(computed, computed + scheduled):
+                assert position < len(held.ids), "a token that does not exist is run"
+                self._write(held, position, held.slots[position])
+            read = self._read(handle, held, computed + scheduled)
+            if held.reports_prompt_from is not None:
+                first, last = max(computed + 1, held.reports_prompt_from), min(computed + scheduled, held.num_prompt - 1)
+                if first <= last:
+                    logprobs = types_pb2.Logprobs(counts=bytes(4 * (last + 1 - first)))
+                    prompts.append((handle, first, logprobs))
+            is_done = computed + scheduled == len(held.ids) and held.samples
+            flags.append(FLAG_NON_FINITE if is_done and handle in broken else 0)
+            if flags[-1]:
+                self.poisoned.update(dict.fromkeys(held.blocks, handle))
+            elif is_done:
+                tokens.append(next_token(fold(token for token, _ in read), held.seed))
+                held.append(tokens[-1])
+            counts.append(int(is_done and not flags[-1]))
+        return outcome(plan.number, StepStatus.DONE, [handle for handle, _, _ in rows], counts, tokens, flags, prompts)
+
+    def skip(self, plan: StepPlan) -> StepOutcome:
+        """Behind a step that failed: what it says of requests and blocks holds, nothing of it is run."""
+        self._keep_book(plan)
+        return outcome(plan.number, StepStatus.SKIPPED, [], [], [])
+
+    def _keep_book(self, plan: StepPlan) -> list[tuple[int, int, int]]:
+        """Rows of a step: handle, tokens computed, tokens to run."""
         for handle in plan.finished_handles:
             self.held.pop(handle, None)
+        for block in plan.blocks_to_zero:
+            self.content.pop(block, None)
+            self.poisoned.pop(block, None)
         rows = []
         for work in plan.new:
-            sampling = work.request.spec.sampling
-            samples = not (sampling.HasField("max_tokens") and sampling.max_tokens == 0)
-            self.held[work.handle] = Held(work.token_ids.tolist(), work.block_ids.tolist(), work.request.seed, samples)
+            request, sampling = work.request, work.request.spec.sampling
+            self.held[work.handle] = Held(
+                [],
+                [],
+                work.block_ids.tolist(),
+                request.seed,
+                samples=not (sampling.HasField("max_tokens") and sampling.max_tokens == 0),
+                num_prompt=request.num_prompt,
+                reports_prompt_from=request.prompt_logprobs_done if sampling.HasField("prompt_logprobs") and request.child == 0 else None,
+            )
+            for token in work.token_ids.tolist():
+                self.held[work.handle].append(token)
             rows.append((work.handle, work.num_computed, work.num_scheduled))
         at = 0
         for handle, scheduled, computed, count in zip(
@@ -66,37 +139,44 @@ class ModelWorker:
             self.held[handle].blocks += plan.new_blocks[at : at + count].tolist()
             at += count
             rows.append((handle, computed, scheduled))
-        if fail:
-            return outcome(plan.number, StepStatus.FAILED, [], [], [])
-        tokens, counts = [], []
-        for handle, computed, scheduled in rows:
-            held = self.held[handle]
-            for position in range(computed, computed + scheduled):
-                self._write(held, position)
-            for position in range(computed + scheduled):
-                self._read(held, position)
-            done = computed + scheduled == len(held.ids) and held.samples
-            if done:
-                held.ids.append(next_token(held.ids, held.seed))
-                tokens.append(held.ids[-1])
-            counts.append(int(done))
-        return outcome(plan.number, StepStatus.DONE, [handle for handle, _, _ in rows], counts, tokens)
+        return rows
 
-    def _write(self, held: Held, position: int) -> None:
-        assert position < len(held.ids), "a token that does not exist is run"
-        slots = self.content.setdefault(held.blocks[position // BLOCK], [()] * BLOCK)
-        slots[position % BLOCK] = tuple(held.ids[: position + 1])
+    def _write(self, held: Held, position: int, slot: Slot) -> None:
+        self.content.setdefault(held.blocks[position // BLOCK], [UNWRITTEN] * BLOCK)[position % BLOCK] = slot
 
-    def _read(self, held: Held, position: int) -> None:
-        slots = self.content[held.blocks[position // BLOCK]]
-        assert slots[position % BLOCK] == tuple(held.ids[: position + 1]), "a block holds another prefix's keys and values"
+    def _read(self, handle: int, held: Held, count: int) -> list[Slot]:
+        """What the blocks hold for the first `count` tokens; with `strict` it must have been written for this very prefix."""
+        blocks = held.blocks[: -(-count // BLOCK)]
+        read = [slot for block in blocks for slot in self.content.get(block, [UNWRITTEN] * BLOCK)][:count]
+        if self.strict:
+            assert read == held.slots[:count], "a block holds another prefix's keys and values"
+            assert all(self.poisoned.get(block, handle) == handle for block in blocks), "a block was not zeroed"
+        return read
 
 
-def outcome(number: int, status: StepStatus, handles: list[int], counts: list[int], tokens: list[int]) -> StepOutcome:
+def outcome(
+    number: int,
+    status: StepStatus,
+    handles: list[int],
+    counts: list[int],
+    tokens: list[int],
+    flags: Sequence[int] = (),
+    prompt_logprobs: Sequence[tuple[int, int, types_pb2.Logprobs]] = (),
+) -> StepOutcome:
     def ints(values: list[int]) -> np.ndarray:
         return np.array(values, dtype=np.int32)
 
-    return StepOutcome(number, status, ints(handles), ints(counts), ints(tokens), ints([]), None, [], np.zeros(0, dtype=np.uint8))
+    return StepOutcome(
+        number=number,
+        status=status,
+        handles=ints(handles),
+        token_counts=ints(counts),
+        token_ids=ints(tokens),
+        logprob_rows=ints([]),
+        logprobs=None,
+        prompt_logprobs=list(prompt_logprobs),
+        flags=np.array(flags, dtype=np.uint8),
+    )
 
 
 def make_scheduler(**settings: object) -> Scheduler:
@@ -110,19 +190,30 @@ def make_replica(num_blocks: int = 50, *, seqs: int = 16, tokens: int = 32, in_f
 
 
 def make_spec(
-    prompt: Sequence[int], max_tokens: int = 8, *, children: int = 1, deadline: float | None = None, **sampling: object
+    prompt: Sequence[int],
+    max_tokens: int = 8,
+    *,
+    children: int = 1,
+    deadline: float | None = None,
+    stop_ids: frozenset[int] = frozenset(),
+    min_tokens: int = 0,
+    priority: int = 0,
+    salt: bytes = b"",
+    uid: bytes = bytes(16),
+    **sampling: object,
 ) -> RequestSpec:
     params = types_pb2.SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
     return RequestSpec(
-        uid=bytes(16),
+        uid=uid,
         request_id="",
         prompt=np.array(prompt, dtype=np.int32),
         sampling=params,
-        keys=HashKeys(),
+        keys=HashKeys(salt=salt),
         num_children=children,
-        stop_ids=frozenset(),
-        min_tokens=0,
+        stop_ids=stop_ids,
+        min_tokens=min_tokens,
         read_prefix_cache=True,
+        priority=priority,
         deadline=deadline,
     )
 
@@ -134,6 +225,8 @@ class Collected:
     tokens: dict[Request, list[int]] = field(default_factory=dict)
     finishes: dict[Request, list[Status]] = field(default_factory=dict)
     cached: dict[Request, int] = field(default_factory=dict)
+    timed: set[Request] = field(default_factory=set)
+    prompts: dict[Request, int] = field(default_factory=dict)  # prompt positions with logprobs so far, the first included
 
     def take(self, scheduler: Scheduler) -> None:
         for delta in scheduler.take_deltas():
@@ -142,6 +235,12 @@ class Collected:
             if delta.cached_tokens is not None:
                 assert delta.request not in self.cached, "cached tokens are reported once"
                 self.cached[delta.request] = delta.cached_tokens
+            if delta.timing is not None:
+                assert delta.request not in self.timed, "timing is reported once"
+                self.timed.add(delta.request)
+            for first, logprobs in delta.prompt_logprobs:
+                assert first == self.prompts.get(delta.request, 1), "prompt logprobs come once, without a gap"
+                self.prompts[delta.request] = first + len(logprobs.counts) // 4
             if delta.finish is not None:
                 self.finishes.setdefault(delta.request, []).append(delta.finish)
 
