@@ -206,7 +206,7 @@ def test_domain_rooms_import_no_grpc(package: str) -> None:
         ("trivet_scheduler.server", {"torch", "transformers", "tokenizers"}),
         ("trivet_scheduler.__main__", {"torch", "transformers", "tokenizers"}),
         ("trivet_checkpoint", {"torch", "transformers"}),
-        ("trivet_client", {"torch", "transformers", "tokenizers", "trivet_chassis", "grpc_health"}),
+        ("trivet_client", {"torch", "transformers", "tokenizers", "trivet_chassis"}),
     ],
 )
 def test_a_service_does_not_load_what_is_not_its_own(module: str, absent: set[str]) -> None:
