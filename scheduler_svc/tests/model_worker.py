@@ -66,6 +66,7 @@ class Held:
 class ModelWorker:
     """Computes each token from what the blocks hold, so that a block with another prefix's content gives another token."""
 
+    block_size: int = BLOCK
     strict: bool = True  # fail at once where a block does not hold what it should, instead of giving wrong text
     held: dict[int, Held] = field(default_factory=dict)
     content: dict[int, list[Slot]] = field(default_factory=dict)  # by block
@@ -142,12 +143,12 @@ class ModelWorker:
         return rows
 
     def _write(self, held: Held, position: int, slot: Slot) -> None:
-        self.content.setdefault(held.blocks[position // BLOCK], [UNWRITTEN] * BLOCK)[position % BLOCK] = slot
+        self.content.setdefault(held.blocks[position // self.block_size], [UNWRITTEN] * self.block_size)[position % self.block_size] = slot
 
     def _read(self, handle: int, held: Held, count: int) -> list[Slot]:
         """What the blocks hold for the first `count` tokens; with `strict` it must have been written for this very prefix."""
-        blocks = held.blocks[: -(-count // BLOCK)]
-        read = [slot for block in blocks for slot in self.content.get(block, [UNWRITTEN] * BLOCK)][:count]
+        blocks = held.blocks[: -(-count // self.block_size)]
+        read = [slot for block in blocks for slot in self.content.get(block, [UNWRITTEN] * self.block_size)][:count]
         if self.strict:
             assert read == held.slots[:count], "a block holds another prefix's keys and values"
             assert all(self.poisoned.get(block, handle) == handle for block in blocks), "a block was not zeroed"
@@ -183,8 +184,10 @@ def make_scheduler(**settings: object) -> Scheduler:
     return Scheduler(CoreSettings(**{"watermark": 0.0, **settings}), ManualClock())  # type: ignore[arg-type]
 
 
-def make_replica(num_blocks: int = 50, *, seqs: int = 16, tokens: int = 32, in_flight: int = 2, name: str = "replica") -> Replica:
-    spec = FullAttentionSpec(block_size=BLOCK, kv_heads=1, head_size=8, dtype="float32")
+def make_replica(
+    num_blocks: int = 50, *, seqs: int = 16, tokens: int = 32, in_flight: int = 2, name: str = "replica", block_size: int = BLOCK
+) -> Replica:
+    spec = FullAttentionSpec(block_size=block_size, kv_heads=1, head_size=8, dtype="float32")
     config = configure([("layer", spec)], spec.page_size_bytes * num_blocks, num_blocks)
     return Replica(name, KVCacheCoordinator(config, default_registry()), ReplicaLimits(seqs, tokens, 10_000, in_flight))
 

@@ -39,9 +39,13 @@ class Growth:
         self._settings = settings
         self._book = book
 
+    def part_with_outgrown(self, replica: Replica) -> None:
+        """Whose newest token has no place there leaves for a larger replica; without one that token would have been the last."""
+        for index in np.flatnonzero(self._book.table.tokens[replica.slots] > replica.kv.capacity_tokens)[::-1]:
+            self._book.preempt(replica.running[index])
+
     def grow(self, replica: Replica) -> KnownRows:
         """Tokens and blocks for the next step of those who run there."""
-        self._part_with_outgrown(replica)
         if not replica.running:
             return NOBODY
         table, slots = self._book.table, replica.slots
@@ -65,11 +69,6 @@ class Growth:
         rows = np.flatnonzero(counts)
         requests = [running[index] for index in rows]
         return KnownRows(requests, counts[rows].astype(np.int32), [fresh.get(request, []) for request in requests])
-
-    def _part_with_outgrown(self, replica: Replica) -> None:
-        """Their newest token has no place here. There is a larger replica, or it would have been their last."""
-        for index in np.flatnonzero(self._book.table.tokens[replica.slots] > replica.kv.capacity_tokens)[::-1]:
-            self._book.preempt(replica.running[index])
 
     def _within_budget(self, counts: NDArray[np.int32], budget: int) -> NDArray[np.int32]:
         """Clamp to the long-prefill threshold and the token budget. Decodes come first, so that no prefill can stall a running stream."""

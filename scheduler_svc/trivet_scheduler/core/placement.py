@@ -30,7 +30,7 @@ class Room:
     replica: Replica
     seats: int  # requests
     blocks: int  # free beside what the prefills under way still need and the watermark
-    load: int  # tokens that run there before a newcomer
+    load: int  # tokens that run there before a newcomer, those in flight included
     watermark: int  # blocks that stay free once somebody runs there
     empty: bool
 
@@ -73,7 +73,7 @@ class Placement:
             whole = -(-tokens // kv.block_size)
             room.seats -= len(slots)
             room.blocks -= int(np.maximum(whole - table.blocks[slots], 0).sum()) + watermark
-            room.load = int(np.maximum(tokens - table.computed[slots], 0).sum()) + len(slots)
+            room.load = int((tokens - table.durable[slots]).sum()) + len(slots)
             room.empty = False
         return room
 

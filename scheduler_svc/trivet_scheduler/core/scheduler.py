@@ -140,6 +140,7 @@ class Scheduler:
         """The next step of a replica; None when there is nothing to run or enough is in flight."""
         if len(replica.flights) >= min(self.settings.steps_in_flight, replica.limits.steps_in_flight):
             return None
+        self._growth.part_with_outgrown(replica)
         preemptions = self.totals.preemptions
         known = self._growth.grow(replica)
         new: list[tuple[Request, int]] = []
