@@ -80,7 +80,7 @@ async def test_the_server_names_the_field_that_it_refuses(side, backend, fields:
         ({"logit_bias": {"a": 1.0}}, "logit_bias"),
         ({"bad_words": "word"}, "bad_words"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
-        ({"cache_salt": b"salt"[1:] + b"\xff"}, "cache_salt"),
+        ({"cache_salt": b"\xff"}, "cache_salt"),
     ],
 )
 def test_sampling_that_cannot_be_sent_is_refused_by_name(client: Client, fields: dict, param: str) -> None:
@@ -225,7 +225,7 @@ async def test_the_clients_own_deadline_holds_where_a_call_has_none(connect, bac
         await hurried.call("chat", "Hello")
 
 
-async def test_a_server_that_is_not_there_is_unavailable(connect, tmp_path) -> None:
+async def test_a_server_that_is_not_there_is_unavailable(connect) -> None:
     side = connect("unix:/nowhere/frontend.sock", retry=ONCE)
     for call in (("models",), ("chat", "Hello")):
         with pytest.raises(UnavailableError) as caught:
