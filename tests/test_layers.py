@@ -96,7 +96,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trivet_doubles": (
         ("tokens", "synthetic", "kv_layers", "ticking"),
-        ("vocabulary", "logprobs"),
+        ("vocabulary", "logprobs", "narrowing"),
         ("model", "mock_frontend"),
         ("mock_worker", "mock_scheduler"),
     ),

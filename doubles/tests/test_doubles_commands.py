@@ -16,6 +16,7 @@ from trivet_chassis.rpc import is_serving
 from trivet_doubles.mock_frontend import MockFrontend
 from trivet_doubles.model import DoubleModel
 from trivet_doubles.tokens import expected_output
+from trivet_proto.errors import TrivetError
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRIVET_CONFIG", raising=False)
 
 
-@pytest.mark.parametrize(("command", "fault"), [("mock-worker", "--out-of-memory-above")])
+@pytest.mark.parametrize(("command", "fault"), [("mock-worker", "--out-of-memory-above"), ("mock-scheduler", "--end-session-after")])
 def test_help_shows_examples_and_faults(capsys: pytest.CaptureFixture[str], command: str, fault: str) -> None:
     with pytest.raises(SystemExit) as leaving:
         main([command, "--help"])
@@ -40,6 +41,8 @@ def test_help_shows_examples_and_faults(capsys: pytest.CaptureFixture[str], comm
         (["mock-worker", "--fail-stpe", "3"], "configuration: --fail-stpe is not known to trivet mock-worker; did you mean --fail-step?"),
         (["mock-worker", "--silent"], "configuration: silent: it is said of a stall, so stall_step is needed too"),
         (["mock-worker", "--fail-step", "0"], "configuration: fail_step: steps are counted from 1"),
+        (["mock-scheduler", "--silent"], "configuration: silent: it is said of a stall, so stall_after is needed too"),
+        (["mock-scheduler", "--synthetic", "here.gguf"], "configuration: synthetic: the model here.gguf is named too"),
         (["mock-worker", "--metrics-listen", "0.0.0.0:1"], "configuration: metrics_listen"),
     ],
 )
@@ -98,3 +101,17 @@ async def test_a_mock_worker_process_drains_on_sigterm(scheduler: str, socket_fo
         await until_serving(health)
         worker.terminate()
         assert await asyncio.wait_for(worker.wait(), 10) == 0
+
+
+async def test_a_mock_scheduler_process_serves_and_dies_on_cue_without_a_word(socket_folder: Path, model: DoubleModel) -> None:
+    address = f"unix:{socket_folder}/own.sock"
+    async with process(
+        "trivet_doubles.mock_scheduler", "--synthetic", "--listen", address, "--metrics-listen", "", "--die-after", "7"
+    ) as scheduler:
+        await until_serving(address)
+        async with MockFrontend(address) as frontend:
+            (child,) = frontend.add([1, 2, 3], max_tokens=20)
+            assert await asyncio.wait_for(scheduler.wait(), 10) == -signal.SIGKILL
+            with pytest.raises(TrivetError):
+                await child.until_ended()
+            assert child.token_ids == expected_output([1, 2, 3], 0, 7, model.words)

@@ -73,11 +73,14 @@ class DoubleModel:
 
 def load_double_model(model: str, *, is_synthetic: bool) -> DoubleModel:
     """A model's files, none: the embedded default; or the synthetic model, which has none. Raises INVALID_ARGUMENT with the way out."""
-    if not is_synthetic:
-        return _of_files(open_checkpoint(resolve_model(model)))
-    if model:
+    refuse_both(model, is_synthetic=is_synthetic)
+    return synthetic_model() if is_synthetic else _of_files(open_checkpoint(resolve_model(model)))
+
+
+def refuse_both(model: str, *, is_synthetic: bool) -> None:
+    """Raises INVALID_ARGUMENT when a model is named and the synthetic one is asked for."""
+    if model and is_synthetic:
         raise invalid(f"synthetic: the model {model} is named too; give one of the two", "synthetic")
-    return synthetic_model()
 
 
 def synthetic_model() -> DoubleModel:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from trivet_proto.errors import ErrorKind, TrivetError
-from trivet_proto.packing import split_ragged, unpack_f32, unpack_i32
+from trivet_proto.packing import split_ragged, unpack_i32
 from trivet_proto.v1 import types_pb2, worker_pb2
 
 from trivet_doubles.mock_worker.groups import Group
+from trivet_doubles.narrowing import narrowed_choices
 from trivet_doubles.tokens import Choices, slot_hashes, slot_values
-
-FORCING_BIAS = 100.0
 
 
 class MockBatch:
@@ -108,14 +107,3 @@ class MockBatch:
         choices = narrowed_choices(sampling)
         if choices is not None:
             self.choices[row] = choices
-
-
-def narrowed_choices(sampling: types_pb2.SamplingParams) -> Choices | None:
-    """The ids that a request allows or, by a logit bias of 100 and more, forces; None where it does neither."""
-    if sampling.logit_bias_ids:
-        forced = unpack_f32(sampling.logit_bias_values, "logit_bias_values") >= FORCING_BIAS
-        if forced.any():
-            return unpack_i32(sampling.logit_bias_ids, "logit_bias_ids")[forced]
-    if sampling.allowed_token_ids:
-        return unpack_i32(sampling.allowed_token_ids, "allowed_token_ids")
-    return None

@@ -11,6 +11,7 @@ from trivet_chassis.settings import Setting
 from trivet_proto.errors import invalid
 
 from trivet_doubles.mock_worker.faults import Faults
+from trivet_doubles.model import refuse_both
 
 
 class MockWorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +60,7 @@ class MockWorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name, address in (("listen", self.listen), ("metrics_listen", self.metrics_listen)):
             if address:
                 refuse_public(parse_address(address, name), name, allowed=self.insecure, way_out=way_out)
+        refuse_both(self.model, is_synthetic=self.synthetic)
         self.faults.check()
 
     @property
