@@ -9,6 +9,7 @@ What a service needs is read out of the `pyproject.toml` files alone, so an imag
 because what changes seldom then stays a layer of its own: a change of code moves neither torch nor the model. The steps know no Docker.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -97,7 +98,9 @@ def _install_into(folder: Path, what: list[str]) -> None:
 
 
 def _pip(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *words], check=True)
+    # What lies on somebody's PYTHONPATH is no part of an image, though pip would take it for installed.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *words], check=True, env=environment)
 
 
 def _name_of(requirement: str) -> str:
