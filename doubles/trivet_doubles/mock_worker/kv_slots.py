@@ -76,10 +76,13 @@ class KvSlots:
         blocks = -(-int(ends.max()) // group.block_size)
         begin = int(firsts.min()) // group.block_size
         table = batch.tables[group.index][rows, begin:blocks]
-        found = self._values[table, : group.block_size].reshape(len(rows), -1)
+        # `take` of whole blocks is several times as fast as indexing; a step of 256 long contexts reads megabytes.
+        found = self._values.take(table.reshape(-1), axis=0)[:, : group.block_size].reshape(len(rows), -1)
         positions = np.arange(begin * group.block_size, blocks * group.block_size)
-        wanted = batch.values[rows, positions[0] : positions[-1] + 1] ^ group.salt
-        bad = found != wanted
-        bad &= positions < ends[:, None]
-        bad &= positions >= firsts[:, None]
+        wanted = batch.values[rows, positions[0] : positions[-1] + 1]
+        bad = found != (wanted ^ group.salt if group.index else wanted)
+        ragged = (int(ends.min()) // group.block_size - begin) * group.block_size  # before this column every row has all tokens
+        bad[:, ragged:] &= positions[ragged:] < ends[:, None]
+        if firsts.any():
+            bad &= positions >= firsts[:, None]
         return found, bad
