@@ -8,6 +8,7 @@ from trivet_chassis.logging import LogFormat, LogLevel
 from trivet_chassis.settings import Setting
 
 from trivet_scheduler.core import CoreSettings
+from trivet_scheduler.step_limits import StepLimits
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,11 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_requests: Annotated[int, Setting(help="requests that may wait before new ones are refused", minimum=1)] = 4096
     max_waiting_tokens: Annotated[int, Setting(help="prompt tokens that may wait before new ones are refused", minimum=1)] = 4_000_000
     steps_in_flight: Annotated[int, Setting(help="steps sent to a worker before the first is answered", minimum=1, maximum=2)] = 2
-    step_timeout: Annotated[float, Setting(help="age of a step at which its worker counts as lost", unit="seconds", minimum=1)] = 120.0
+    step_timeout: Annotated[float, Setting(help="least age of a step at which its worker counts as lost", unit="seconds", minimum=1)] = 10.0
+    step_timeout_factor: Annotated[float, Setting(help="a step is given this many times its forecast, if that is more", minimum=1)] = 20.0
+    first_step_timeout: Annotated[
+        float, Setting(help="the same for steps without a forecast: a new worker's first, which may compile", unit="seconds", minimum=1)
+    ] = 120.0
     drain_timeout: Annotated[float, Setting(help="how long running requests may go on after SIGTERM", unit="seconds", minimum=0)] = 30.0
     log_level: Annotated[LogLevel, Setting(help="least severe level that is logged")] = "info"
     log_format: Annotated[LogFormat, Setting(help="text, json, or auto: text on a terminal")] = "auto"
@@ -55,3 +60,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
             max_waiting_tokens=self.max_waiting_tokens,
             steps_in_flight=self.steps_in_flight,
         )
+
+    @property
+    def step_limits(self) -> StepLimits:
+        return StepLimits(floor_s=self.step_timeout, factor=self.step_timeout_factor, first_s=self.first_step_timeout)

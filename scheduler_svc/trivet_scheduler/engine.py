@@ -8,17 +8,21 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from trivet_chassis.clock import Clock
 from trivet_proto.errors import ErrorKind, TrivetError
-from trivet_proto.v1 import engine_pb2, types_pb2
+from trivet_proto.v1 import types_pb2
 
+from trivet_scheduler.awake import STEADY, Pulse
 from trivet_scheduler.bundles import BundleStore
 from trivet_scheduler.config import SchedulerSettings
 from trivet_scheduler.core import Scheduler
+from trivet_scheduler.model_check import check_same_model
 from trivet_scheduler.plan import Delta, StepPlan
 from trivet_scheduler.replica import Replica
+from trivet_scheduler.stream_end import StreamEnd
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +32,22 @@ EXPIRE_EVERY_S = 0.1
 class ReplicaLink(Protocol):
     """What the engine needs of an attached worker."""
 
+    name: str
     replica: Replica
-    fingerprint: types_pb2.Fingerprint
     card: types_pb2.ModelCard
+    stream: StreamEnd
+    is_draining: bool
 
     def send_step(self, plan: StepPlan) -> None: ...
 
-    def oldest_step_age(self) -> float | None:
-        """Seconds since the oldest unanswered step was sent; None without one."""
+    @property
+    def step_age_s(self) -> float | None:
+        """Seconds that the oldest unanswered step runs; None without one, or when its age says nothing."""
+        ...
+
+    @property
+    def step_limit_s(self) -> float:
+        """Seconds that the oldest unanswered step is given."""
         ...
 
 
@@ -47,23 +59,36 @@ class SessionOwner(Protocol):
     def take_model(self, card: types_pb2.ModelCard) -> None: ...
 
 
+@dataclass(slots=True)
+class EngineTotals:
+    """Counters since the start."""
+
+    replicas_lost: int = 0
+    requests_requeued: int = 0
+    stale_messages: int = 0  # of older epochs, dropped
+
+
 class Engine:
     """One per process."""
 
-    def __init__(self, settings: SchedulerSettings, clock: Clock) -> None:
+    def __init__(self, settings: SchedulerSettings, clock: Clock, pulse: Pulse = STEADY) -> None:
         self.settings = settings
         self.clock = clock
+        self.pulse = pulse
         self.core = Scheduler(settings.core, clock)
         self.bundles = BundleStore()
         self.instance = os.urandom(16)
         self.card: types_pb2.ModelCard | None = None
         self.draining = False
-        self._links: list[ReplicaLink] = []
+        self.frozen = False  # nothing is sent to workers until it is lifted
+        self.totals = EngineTotals()
+        self.links: list[ReplicaLink] = []  # ready ones
         self._sessions: list[SessionOwner] = []
         self._epochs = 0
         self._pump_due = False
-        self._last_answer = clock.monotonic()
+        self._pumped = asyncio.Event()
         self.observe_step: Callable[[float, int], None] = lambda seconds, tokens: None
+        self.on_ready_change: Callable[[], None] = lambda: None
 
     # ---- who is there ----
 
@@ -76,6 +101,8 @@ class Engine:
 
     def remove_session(self, session: SessionOwner) -> None:
         """Its requests are nobody's any more."""
+        if session not in self._sessions:
+            return
         self._sessions.remove(session)
         for request in [request for request in self.core.requests if request.owner is session]:
             self.core.abort(request)
@@ -87,46 +114,78 @@ class Engine:
 
     @property
     def num_replicas(self) -> int:
-        return len(self._links)
+        return len(self.links)
 
-    def check_fingerprint(self, name: str, fingerprint: types_pb2.Fingerprint) -> None:
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request sent now would be served."""
+        return not self.draining and any(not link.is_draining for link in self.links)
+
+    def check_model(self, name: str, card: types_pb2.ModelCard) -> None:
         """Two different models never serve one scheduler. Raises FAILED_PRECONDITION with both named."""
-        for link in self._links:
-            if link.fingerprint != fingerprint:
-                raise TrivetError(
-                    ErrorKind.FAILED_PRECONDITION,
-                    f"replica {name} serves another model than {link.replica.name}: {_short(fingerprint)} and {_short(link.fingerprint)}",
-                )
+        for link in self.links:
+            if link.name != name:  # its own older life is about to end
+                check_same_model(card, name, link.card, link.name)
 
     def attach(self, link: ReplicaLink) -> None:
-        """A replica is ready for steps."""
-        self._links.append(link)
+        """A replica is ready for steps. Raises FAILED_PRECONDITION when another model became ready before it."""
+        self.check_model(link.name, link.card)
+        self._forget_other_model(link)
+        self.links.append(link)
         self.core.attach(link.replica)
+        self._show_model(link.card)
+        kv = link.replica.kv
+        logger.info("replica %s is ready: %d KV blocks of %d tokens", link.name, kv.pool.capacity, kv.block_size)
+        if kv.capacity_tokens < link.card.max_model_len:
+            logger.warning(
+                "the KV cache of replica %s holds %d tokens, less than the context of %d: longer requests end early or are refused",
+                link.name,
+                kv.capacity_tokens,
+                link.card.max_model_len,
+            )
+        self.on_ready_change()
+        self.wake()
+
+    def _forget_other_model(self, link: ReplicaLink) -> None:
+        """Requests that waited for a lost worker cannot go on with another model."""
+        if self.card is None or self.card.fingerprint == link.card.fingerprint:
+            return
+        error = TrivetError(ErrorKind.UNAVAILABLE, "the worker that served this request is lost, and the next one serves another model")
+        for request in list(self.core.requests):
+            self.core.fail(request, error)
+
+    def _show_model(self, announced: types_pb2.ModelCard) -> None:
         card = types_pb2.ModelCard()
-        card.CopyFrom(link.card)
+        card.CopyFrom(announced)
         card.kv_capacity_tokens = self.core.capacity_tokens
         if card != self.card:
             self.card = card
             for session in self._sessions:
                 session.take_model(card)
-        pool = link.replica.kv.pool
-        logger.info("replica %s is ready: %d KV blocks of %d tokens", link.replica.name, pool.capacity, link.replica.kv.block_size)
-        if link.replica.kv.capacity_tokens < card.max_model_len:
-            logger.warning(
-                "the KV cache of replica %s holds %d tokens, less than the context of %d: longer requests end early or are refused",
-                link.replica.name,
-                link.replica.kv.capacity_tokens,
-                card.max_model_len,
-            )
-        self.wake()
+
+    def drain(self, link: ReplicaLink) -> None:
+        """Nothing new goes there; its stream ends when nothing runs there any more."""
+        if link in self.links:
+            self.core.drain(link.replica)
+            self.on_ready_change()
+            self.wake()
 
     def detach(self, link: ReplicaLink, reason: str) -> None:
-        """Its requests go back to the queue."""
-        if link not in self._links:
+        """Its requests go back to the queue, and its answers count no more."""
+        if link not in self.links:
             return
-        self._links.remove(link)
+        self.links.remove(link)
+        requeued = len(link.replica.running)
         self.core.detach(link.replica)
-        logger.warning("replica %s is lost (%s); its requests wait for another", link.replica.name, reason)
+        self.totals.requests_requeued += requeued
+        if link.is_draining:
+            logger.info("replica %s has left (%s); %d of its requests wait for another", link.name, reason, requeued)
+        else:
+            self.totals.replicas_lost += 1
+            logger.warning("replica %s is lost (%s); %d of its requests wait for another", link.name, reason, requeued)
+        if self.links:
+            self._show_model(self.links[0].card)  # the largest replica may have been this one
+        self.on_ready_change()
         self.wake()
 
     # ---- the pump ----
@@ -137,21 +196,30 @@ class Engine:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
 
-    def answered(self, link: ReplicaLink, seconds: float, tokens: int) -> None:
+    def answered(self, seconds: float, tokens: int) -> None:
         """A step was answered and taken in."""
-        self._last_answer = self.clock.monotonic()
         self.observe_step(seconds, tokens)
         self._pump()
 
     def _pump(self) -> None:
         self._pump_due = False
-        for link in self._links:
+        for link in () if self.frozen else tuple(self.links):
             while (plan := self.core.schedule(link.replica)) is not None:
                 link.send_step(plan)
         for delta in self.core.take_deltas():
             owner = delta.request.owner
             if owner in self._sessions:
                 owner.take_delta(delta)
+        for link in tuple(self.links):
+            if link.is_draining and self.core.is_drained(link.replica):
+                link.stream.decide(None)
+        self._pumped.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once `condition` holds; it is looked at whenever something changed."""
+        while not condition():
+            self._pumped.clear()
+            await self._pumped.wait()
 
     async def expire_forever(self) -> None:
         """End late requests."""
@@ -160,44 +228,39 @@ class Engine:
             self.core.expire()
             self._pump()
 
-    async def until_idle(self, timeout_s: float) -> bool:
-        """Wait until no request is left; False when time ran out first."""
-        end = self.clock.monotonic() + timeout_s
-        while self.core.requests and self.clock.monotonic() < end:
-            await asyncio.sleep(EXPIRE_EVERY_S)
-        return not self.core.requests
+    # ---- pausing and leaving ----
 
-    # ---- what it says of itself ----
+    def pause(self, *, freeze: bool) -> None:
+        """Admit nothing new; what runs goes on, or stays where it is."""
+        self.core.paused, self.frozen = True, freeze
+        self.wake()
+
+    def resume(self) -> None:
+        self.core.paused = self.frozen = False
+        self.wake()
+
+    def abort_all(self) -> None:
+        for request in list(self.core.requests):
+            self.core.abort(request)
+        self.wake()
 
     @property
-    def is_ready(self) -> bool:
-        """Whether a request sent now would be served."""
-        return bool(self._links) and not self.draining
+    def is_quiet(self) -> bool:
+        """Nothing runs: no request is on a replica and no step is unanswered."""
+        return self.core.num_running == 0 and not any(link.replica.flights for link in self.links)
 
-    def load(self) -> engine_pb2.Load:
-        core, pools = self.core, [link.replica.kv.pool for link in self._links]
-        totals = core.totals
-        held, capacity = sum(pool.num_held for pool in pools), sum(pool.capacity for pool in pools)
-        report = engine_pb2.Load(
-            requests_running=core.num_running,
-            requests_waiting=len(core.waiting),
-            waiting_uncached_tokens=core.waiting.num_uncached_tokens,
-            kv_cache_usage=held / capacity if capacity else 0.0,
-            replicas_ready=0 if self.draining else len(self._links),
-            blocks_in_use=held,
-            blocks_total=capacity,
-            preemptions_total=totals.preemptions,
-            prefix_cache_queries_total=totals.prefix_queries,
-            prefix_cache_hits_total=totals.prefix_hits,
-            steps_total=totals.steps,
-            prompt_tokens_total=totals.prompt_tokens,
-            generation_tokens_total=totals.generation_tokens,
-            paused=core.paused,
-        )
-        if core.requests:
-            report.last_step_age_ms = int((self.clock.monotonic() - self._last_answer) * 1000)
-        return report
+    def begin_draining(self) -> None:
+        """Take nothing new, and hand back what has not begun: elsewhere it need not wait for us."""
+        self.draining = True
+        begun = {request.spec.uid for request in self.core.requests if request not in self.core.waiting}
+        self.hand_back(lambda spec_uid: spec_uid not in begun)
+        self.on_ready_change()
 
-
-def _short(fingerprint: types_pb2.Fingerprint) -> str:
-    return f"weights {fingerprint.weights.hex()[:12]}, {fingerprint.dtype}, KV {fingerprint.kv_dtype}"
+    def hand_back(self, which: Callable[[bytes], bool] = lambda uid: True) -> int:
+        """End requests, chosen by uid, with an error that says: elsewhere, with the tokens you have. Returns how many."""
+        error = TrivetError(ErrorKind.UNAVAILABLE, "this scheduler is shutting down")
+        chosen = [request for request in self.core.requests if which(request.spec.uid)]
+        for request in chosen:
+            self.core.fail(request, error)
+        self.wake()
+        return len(chosen)

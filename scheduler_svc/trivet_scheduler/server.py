@@ -1,5 +1,6 @@
 """The scheduler's life: bind, serve, drain, leave."""
 
+import asyncio
 import logging
 
 from trivet_chassis.clock import SystemClock
@@ -12,6 +13,7 @@ from trivet_scheduler.config import SchedulerSettings
 from trivet_scheduler.engine import Engine
 from trivet_scheduler.kv.registry import default_registry
 from trivet_scheduler.metrics import engine_registry
+from trivet_scheduler.report import step_progress
 from trivet_scheduler.rpc.engine_service import EngineService
 from trivet_scheduler.rpc.worker_service import WorkerService
 
@@ -31,21 +33,36 @@ async def serve(settings: SchedulerSettings, lifecycle: Lifecycle) -> None:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(workers, server)  # type: ignore[arg-type]
 
     server = await create_server(settings.listen, register=register, services=SERVICES)
-    metrics = MetricsServer(settings.metrics_listen, engine_registry(engine), ready=lambda: engine.is_ready)
+    registry = engine_registry(engine, lambda: len(frontends.streams) + len(workers.streams))
+    metrics = MetricsServer(
+        settings.metrics_listen,
+        registry,
+        ready=lambda: engine.is_ready,
+        progress=lambda: step_progress(engine),
+        step_limit_s=settings.step_timeout,
+    )
     await metrics.start()
     await server.start()
-    # Serving means that sessions and workers are accepted; whether a model is there is said in each load report.
-    await server.health.serving()
     lifecycle.supervise(engine.expire_forever(), "expire requests")
+    # Serving means that sessions and workers are accepted; whether a model is there is said in each load report.
+    await server.health.ready(True)
     logger.info("listening on %s", server.address)
     try:
         await lifecycle.until_draining()
-        engine.draining = True
-        await server.health.not_serving()
-        frontends.announce_draining(int(settings.drain_timeout * 1000))
-        workers.announce_draining(int(settings.drain_timeout * 1000))
-        if not await engine.until_idle(settings.drain_timeout):
-            logger.warning("%d requests are not finished; they end with the scheduler", len(engine.core.requests))
+        await _drain(engine, frontends, workers, settings.drain_timeout)
     finally:
         await server.stop()
         await metrics.stop()
+
+
+async def _drain(engine: Engine, frontends: EngineService, workers: WorkerService, timeout_s: float) -> None:
+    """What waits goes back at once, what runs at the deadline; then the sessions end, each with all that was to be said."""
+    frontends.announce_draining(int(timeout_s * 1000))
+    workers.announce_draining(int(timeout_s * 1000))
+    engine.begin_draining()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await engine.until(lambda: not engine.core.requests)
+    except TimeoutError:
+        logger.warning("%d requests are not finished: they are handed back", engine.hand_back())
+    await frontends.end_sessions()

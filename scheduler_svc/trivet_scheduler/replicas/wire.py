@@ -43,6 +43,7 @@ def step_messages(plan: StepPlan, epoch: types_pb2.Epoch, eos_token_ids: bytes) 
             step.known.new_block_counts = pack_i32(plan.new_block_counts)
             if plan.resync is not None:
                 step.resync = plan.resync
+            step.forecast_us = int((plan.forecast_s or 0.0) * 1e6)
         yield step
 
 

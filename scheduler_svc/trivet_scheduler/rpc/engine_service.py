@@ -1,7 +1,6 @@
 """`EngineService`: sessions of frontends and what they and operators ask in single calls."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,12 +11,15 @@ from trivet_proto.revision import SCHEMA, agree
 from trivet_proto.v1 import engine_pb2, engine_pb2_grpc, types_pb2
 
 from trivet_scheduler.engine import Engine
+from trivet_scheduler.replicas.hello import check_name
+from trivet_scheduler.report import load_report
+from trivet_scheduler.rpc.calls import RecentCalls
 from trivet_scheduler.rpc.session import FrontendSession
+from trivet_scheduler.rpc.streams import OpenStreams, checked, side_by_side
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0
-SILENCE_S = 3.5
+FLUSH_S = 1.0  # for the last words of a session that the scheduler ends
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -28,39 +30,72 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
         self._name = name
-        self._by_name: dict[str, tuple[FrontendSession, asyncio.Event]] = {}
+        self._sessions: set[FrontendSession] = set()
+        self._calls = RecentCalls()
+        self.streams = OpenStreams("frontend")
 
-    async def Session(
+    # It writes by itself: a generator that is suspended in a write to a peer that does not read could not be ended from here.
+    async def Session(  # type: ignore[override]
         self, request_iterator: AsyncIterator[engine_pb2.SessionRequest], context: Context
-    ) -> AsyncIterator[engine_pb2.SessionResponse]:
+    ) -> None:
         """One frontend, until either side ends it."""
-        first = await anext(aiter(request_iterator), None)
+        messages = checked(request_iterator)
+        first = await anext(messages, None)
         if first is None or first.WhichOneof("message") != "hello":
             raise invalid("a session begins with a hello")
+        check_name(first.hello.name, "frontend")
         reason = agree(first.hello.schema)
         if reason is not None:
             raise TrivetError(ErrorKind.FAILED_PRECONDITION, reason)
-        session, ended = self._open(first.hello)
-        tasks = [
-            asyncio.create_task(self._read(session, request_iterator), name=f"session {session.name}: read"),
-            asyncio.create_task(self._watch(session), name=f"session {session.name}: watch"),
-            asyncio.create_task(ended.wait(), name=f"session {session.name}: replaced"),
-        ]
+        session = FrontendSession(self._engine, first.hello)
+        async with self.streams.hold(session.name, session.stream):
+            self._welcome(session)
+            self._sessions.add(session)
+            logger.info("frontend %s has a session", session.name)
+            try:
+                await side_by_side(
+                    f"session {session.name}",
+                    ended=session.stream.wait(),
+                    read=_read(session, messages),
+                    watch=session.watch(),
+                    write=_write(session, context),
+                )
+            finally:
+                self._sessions.discard(session)
+                session.stream.decide(None)
+                logger.info("the session of frontend %s has ended", session.name)
+
+    def _welcome(self, session: FrontendSession) -> None:
+        scheduler = types_pb2.Hello(name=self._name, instance=self._engine.instance, schema=SCHEMA)
+        welcome = engine_pb2.Welcome(epoch=session.epoch, scheduler=scheduler)
+        session.outbox.put_control(engine_pb2.SessionResponse(welcome=welcome))
+        if self._engine.card is not None:
+            session.take_model(self._engine.card)
+        if self._engine.draining:
+            session.announce_drain(0)
+        session.outbox.put_load(load_report(self._engine))
+        self._engine.add_session(session)
+
+    def announce_draining(self, deadline_ms: int) -> None:
+        for session in self._sessions:
+            session.announce_drain(deadline_ms)
+
+    async def end_sessions(self) -> None:
+        """Say what is left to say, then end every session with UNAVAILABLE."""
+        error = TrivetError(ErrorKind.UNAVAILABLE, "the scheduler is shutting down")
+        sessions = list(self._sessions)
+        flushes = [session.outbox.until_empty() for session in sessions]
         try:
-            while True:
-                message = asyncio.ensure_future(session.outbox.next())
-                await asyncio.wait({message, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-                if any(task.done() for task in tasks):
-                    message.cancel()
-                    for task in tasks:
-                        if task.done() and task.exception() is not None:
-                            raise task.exception()  # type: ignore[misc]
-                    return
-                yield message.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            self._close(session)
+            async with asyncio.timeout(FLUSH_S):
+                await asyncio.gather(*flushes)
+        except TimeoutError:
+            logger.warning("a frontend did not read its last messages within %g s", FLUSH_S)
+        for session in sessions:
+            session.stream.decide(error)
+        for session in sessions:
+            await session.stream.until_left(FLUSH_S)
+
+    # ---- single calls ----
 
     async def GetModelCard(self, request: engine_pb2.GetModelCardRequest, context: Context) -> engine_pb2.GetModelCardResponse:
         if self._engine.card is None:
@@ -68,7 +103,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         return engine_pb2.GetModelCardResponse(card=self._engine.card)
 
     async def GetLoad(self, request: engine_pb2.GetLoadRequest, context: Context) -> engine_pb2.GetLoadResponse:
-        return engine_pb2.GetLoadResponse(load=self._engine.load())
+        return engine_pb2.GetLoadResponse(load=load_report(self._engine))
 
     async def GetModelBundle(
         self, request: engine_pb2.GetModelBundleRequest, context: Context
@@ -77,26 +112,38 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             yield engine_pb2.GetModelBundleResponse(chunk=types_pb2.Chunk(data=data, offset=offset, total=total))
 
     async def ResetPrefixCache(self, request: engine_pb2.ResetPrefixCacheRequest, context: Context) -> engine_pb2.ResetPrefixCacheResponse:
-        dropped = self._engine.core.reset_prefix_cache(preempt_running=request.reset_running)
-        self._engine.wake()
-        return engine_pb2.ResetPrefixCacheResponse(blocks_dropped=dropped)
+        async def reset() -> engine_pb2.ResetPrefixCacheResponse:
+            dropped = self._engine.core.reset_prefix_cache(preempt_running=request.reset_running)
+            self._engine.wake()
+            return engine_pb2.ResetPrefixCacheResponse(blocks_dropped=dropped)
+
+        return await self._calls.once("ResetPrefixCache", request.call_id, reset)
 
     async def ListAdapters(self, request: engine_pb2.ListAdaptersRequest, context: Context) -> engine_pb2.ListAdaptersResponse:
         return engine_pb2.ListAdaptersResponse()
 
     async def Pause(self, request: engine_pb2.PauseRequest, context: Context) -> engine_pb2.PauseResponse:
-        """Admit nothing new; what runs goes on, or is aborted."""
-        self._engine.core.paused = True
-        if request.mode == engine_pb2.PAUSE_MODE_ABORT:
-            for waiting in list(self._engine.core.requests):
-                self._engine.core.abort(waiting)
-        self._engine.wake()
-        return engine_pb2.PauseResponse()
+        """Admit nothing new. What runs stays where it is (keep), finishes before this returns (wait), or is aborted."""
+        engine, mode = self._engine, request.mode
+
+        async def pause() -> engine_pb2.PauseResponse:
+            engine.pause(freeze=mode in (engine_pb2.PAUSE_MODE_UNSPECIFIED, engine_pb2.PAUSE_MODE_KEEP))
+            if mode == engine_pb2.PAUSE_MODE_ABORT:
+                engine.abort_all()
+            if mode == engine_pb2.PAUSE_MODE_WAIT:
+                await engine.until(lambda: engine.is_quiet or not engine.core.paused)
+                if not engine.core.paused:
+                    raise TrivetError(ErrorKind.ABORTED, "resumed before what ran had finished")
+            return engine_pb2.PauseResponse()
+
+        return await self._calls.once("Pause", request.call_id, pause)
 
     async def Resume(self, request: engine_pb2.ResumeRequest, context: Context) -> engine_pb2.ResumeResponse:
-        self._engine.core.paused = False
-        self._engine.wake()
-        return engine_pb2.ResumeResponse()
+        async def resume() -> engine_pb2.ResumeResponse:
+            self._engine.resume()
+            return engine_pb2.ResumeResponse()
+
+        return await self._calls.once("Resume", request.call_id, resume)
 
     async def LoadAdapter(self, request: engine_pb2.LoadAdapterRequest, context: Context) -> engine_pb2.LoadAdapterResponse:
         raise _not_served("adapters")
@@ -126,54 +173,15 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         raise _not_served("blobs")
         yield
 
-    def announce_draining(self, deadline_ms: int) -> None:
-        for session, _ in self._by_name.values():
-            session.outbox.put_control(
-                engine_pb2.SessionResponse(draining=types_pb2.Draining(deadline_ms=deadline_ms, reason="the scheduler is shutting down"))
-            )
 
-    # ---- sessions ----
+async def _read(session: FrontendSession, messages: AsyncIterator[engine_pb2.SessionRequest]) -> None:
+    async for message in messages:
+        session.take(message)
 
-    def _open(self, hello: types_pb2.Hello) -> tuple[FrontendSession, asyncio.Event]:
-        """Accepting a name ends the older stream of that name."""
-        older = self._by_name.get(hello.name)
-        if older is not None:
-            older[1].set()
-            self._drop(older[0])
-        epoch = self._engine.next_epoch()
-        session, ended = FrontendSession(self._engine, hello, epoch), asyncio.Event()
-        welcome = engine_pb2.Welcome(epoch=epoch, scheduler=types_pb2.Hello(name=self._name, instance=self._engine.instance, schema=SCHEMA))
-        session.outbox.put_control(engine_pb2.SessionResponse(welcome=welcome))
-        if self._engine.card is not None:
-            session.take_model(self._engine.card)
-        session.outbox.put_load(self._engine.load())
-        self._engine.add_session(session)
-        self._by_name[hello.name] = (session, ended)
-        logger.info("frontend %s has a session", hello.name)
-        return session, ended
 
-    def _close(self, session: FrontendSession) -> None:
-        current = self._by_name.get(session.name)
-        if current is not None and current[0] is session:
-            del self._by_name[session.name]
-            self._drop(session)
-            logger.info("the session of frontend %s has ended", session.name)
-
-    def _drop(self, session: FrontendSession) -> None:
-        with contextlib.suppress(ValueError):
-            self._engine.remove_session(session)
-
-    async def _read(self, session: FrontendSession, messages: AsyncIterator[engine_pb2.SessionRequest]) -> None:
-        async for message in messages:
-            session.take(message)
-
-    async def _watch(self, session: FrontendSession) -> None:
-        """Report once a second; end the session of a silent frontend."""
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            session.outbox.put_load(self._engine.load())
-            if self._engine.clock.monotonic() - session.heard_at > SILENCE_S:
-                raise TrivetError(ErrorKind.ABORTED, f"no heartbeat of frontend {session.name} for {SILENCE_S:g} s")
+async def _write(session: FrontendSession, context: Context) -> None:
+    while True:
+        await context.write(await session.outbox.next())
 
 
 def _not_served(what: str) -> TrivetError:

@@ -1,18 +1,18 @@
 """`WorkerService`: workers that attach, and the model bundles they bring."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from trivet_proto.errors import TrivetError, invalid
+from trivet_proto.errors import ErrorKind, TrivetError, invalid
 from trivet_proto.v1 import worker_pb2, worker_pb2_grpc
 
 from trivet_scheduler.bundles import LARGEST
 from trivet_scheduler.engine import Engine
 from trivet_scheduler.kv.registry import ManagerRegistry
 from trivet_scheduler.replicas.link import WorkerLink
+from trivet_scheduler.rpc.streams import OpenStreams, checked, side_by_side
 
 logger = logging.getLogger(__name__)
 
@@ -26,67 +26,63 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._engine = engine
         self._registry = registry
         self._name = name
-        self._links: dict[str, WorkerLink] = {}
+        self._links: set[WorkerLink] = set()
+        self.streams = OpenStreams("worker")
 
-    async def Attach(
+    # It writes by itself: a generator that is suspended in a write to a peer that does not read could not be ended from here.
+    async def Attach(  # type: ignore[override]
         self, request_iterator: AsyncIterator[worker_pb2.AttachRequest], context: Context
-    ) -> AsyncIterator[worker_pb2.AttachResponse]:
+    ) -> None:
         """One replica, until either side ends it."""
-        first = await anext(aiter(request_iterator), None)
+        messages = checked(request_iterator)
+        first = await anext(messages, None)
         if first is None or first.WhichOneof("message") != "hello":
             raise invalid("an attachment begins with a hello")
-        name = first.hello.hello.name
-        older = self._links.pop(name, None)
-        if older is not None:
-            older.end("the same replica has attached anew")
-            self._engine.detach(older, older.end_reason)
         link = WorkerLink(self._engine, self._registry, first.hello)
-        self._links[name] = link
-        link.configure(self._name)
-        tasks = [
-            asyncio.create_task(self._read(link, request_iterator), name=f"worker {name}: read"),
-            asyncio.create_task(link.watch(), name=f"worker {name}: watch"),
-        ]
-        failure: BaseException | None = None
-        try:
-            async for message in link.messages():
-                yield message
-            failure = tasks[0].exception() if tasks[0].done() and not tasks[0].cancelled() else None
-            if failure is not None:
-                raise failure
-        finally:
-            for task in tasks:
-                task.cancel()
-            link.end("its stream ended")
-            if self._links.get(name) is link:
-                del self._links[name]
-            self._engine.detach(link, link.end_reason)
+        async with self.streams.hold(link.name, link.stream):
+            self._links.add(link)
+            link.configure(self._name)
+            try:
+                await side_by_side(
+                    f"worker {link.name}",
+                    ended=link.stream.wait(),
+                    read=_read(link, messages),
+                    watch=link.watch(),
+                    write=_write(link, context),
+                )
+            except TrivetError as error:
+                logger.warning("the stream of replica %s ends: %s", link.name, error.message)
+                link.stream.decide(error)
+                raise
+            finally:
+                self._links.discard(link)
+                link.stream.decide(TrivetError(ErrorKind.UNAVAILABLE, "its stream ended"))
 
     async def PutBundle(
         self, request_iterator: AsyncIterator[worker_pb2.PutBundleRequest], context: Context
     ) -> worker_pb2.PutBundleResponse:
+        """Raises FAILED_PRECONDITION for a bundle that no attached worker announced: it would push out one that is needed."""
         digest, data = b"", bytearray()
-        async for message in request_iterator:
+        async for message in checked(request_iterator):
             digest = digest or message.sha256
+            if not any(link.card.bundle_sha256 == digest for link in self._links):
+                raise TrivetError(ErrorKind.FAILED_PRECONDITION, "no attached worker has announced a bundle of that digest", param="sha256")
             data += message.chunk.data
             if len(data) > LARGEST:
-                raise invalid(f"the bundle has more than {LARGEST} bytes", "chunk")
+                raise TrivetError(ErrorKind.TOO_LARGE, f"the bundle has more than {LARGEST} bytes", param="chunk")
         self._engine.bundles.put(digest, bytes(data))
         return worker_pb2.PutBundleResponse(sha256=digest)
 
     def announce_draining(self, deadline_ms: int) -> None:
-        for link in self._links.values():
-            link.drain(deadline_ms, "the scheduler is shutting down")
+        for link in self._links:
+            link.announce_drain(deadline_ms, "the scheduler is shutting down")
 
-    async def _read(self, link: WorkerLink, messages: AsyncIterator[worker_pb2.AttachRequest]) -> None:
-        try:
-            async for message in messages:
-                link.take(message)
-        except TrivetError as error:
-            logger.error("replica %s broke the contract: %s", link.replica.name, error.message)
-            link.end(error.message)
-            raise
-        except Exception:
-            link.end("an unexpected error while reading its stream")
-            raise
-        link.end("it closed its stream")
+
+async def _read(link: WorkerLink, messages: AsyncIterator[worker_pb2.AttachRequest]) -> None:
+    async for message in messages:
+        link.take(message)
+
+
+async def _write(link: WorkerLink, context: Context) -> None:
+    while True:
+        await context.write(await link.next_message())

@@ -1,0 +1,283 @@
+"""The scheduler's gRPC server between frontends and workers that are played here, over a Unix socket.
+
+The played worker's law: the token after n tokens is n, whatever the prompt. So a lost or repeated token shows, on whichever worker.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+from model_worker import BLOCK
+from trivet_chassis.clock import SystemClock
+from trivet_chassis.rpc import create_channel, create_server, error_of
+from trivet_proto.errors import TrivetError
+from trivet_proto.packing import pack_i32, pack_u32, unpack_i32, unpack_u8, unpack_u32
+from trivet_proto.revision import SCHEMA
+from trivet_proto.v1 import engine_pb2, engine_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
+from trivet_scheduler.awake import STEADY, Pulse
+from trivet_scheduler.config import SchedulerSettings
+from trivet_scheduler.engine import Engine
+from trivet_scheduler.kv.registry import default_registry
+from trivet_scheduler.rpc.engine_service import EngineService
+from trivet_scheduler.rpc.worker_service import WorkerService
+
+BUNDLE = b"a bundle"
+DIGEST = hashlib.sha256(BUNDLE).digest()
+SOON_S = 10.0
+VOCABULARY = 1000
+CONTEXT = 64
+
+
+def worker_hello(name: str = "replica", weights: bytes = b"w") -> worker_pb2.WorkerHello:
+    spec = types_pb2.KvCacheSpec(block_size=BLOCK, num_heads=1, head_size=8, head_size_v=8, dtype="float32")
+    spec.full_attention.SetInParent()
+    card = types_pb2.ModelCard(
+        name="m", vocab_size=VOCABULARY, max_model_len=CONTEXT, bundle_sha256=DIGEST, block_size=BLOCK, max_logprobs=5
+    )
+    card.fingerprint.weights = weights
+    rank = worker_pb2.RankResources(layers=[types_pb2.LayerKvSpec(layer="layer", spec=spec)], kv_bytes_available=1 << 20, num_kv_blocks=40)
+    limits = worker_pb2.WorkerLimits(block_size=BLOCK, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=CONTEXT)
+    hello = types_pb2.Hello(name=name, instance=bytes(16), schema=SCHEMA)
+    return worker_pb2.WorkerHello(
+        hello=hello, card=card, ranks=[rank], limits=limits, abilities=worker_pb2.WorkerAbilities(steps_in_flight=2)
+    )
+
+
+class PlayedWorker:
+    """Attaches and answers steps in order, while `go` is set; heartbeats in any case, unless `mute`."""
+
+    def __init__(self, channel: grpc.aio.Channel, name: str = "replica", hello: worker_pb2.WorkerHello | None = None) -> None:
+        self.stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        self.call = self.stub.Attach()
+        self.hello = hello or worker_hello(name)
+        self.epoch = types_pb2.Epoch()
+        self.go = asyncio.Event()
+        self.go.set()
+        self.mute = False
+        self.activity = types_pb2.ACTIVITY_NONE
+        self.ready = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.error: TrivetError | None = None
+        self.drains: list[worker_pb2.Drain] = []
+        self.answered = 0
+        self._steps: asyncio.Queue[worker_pb2.Step] = asyncio.Queue()
+        self._lengths: dict[int, int] = {}
+
+    async def run(self) -> None:
+        """Until the stream ends; `error` says how."""
+        answering = asyncio.create_task(self._answer_all())
+        try:
+            await self.say(hello=self.hello)
+            async for message in self.call:
+                await self._take(message)
+        except grpc.aio.AioRpcError as failure:
+            self.error = error_of(failure)
+        except asyncio.InvalidStateError:
+            pass  # the call was ended while something was being written
+        finally:
+            self.call.cancel()
+            answering.cancel()
+            self.ended.set()
+
+    async def say(self, **message: object) -> None:
+        await self.call.write(worker_pb2.AttachRequest(**message))  # type: ignore[arg-type]
+
+    async def _take(self, message: worker_pb2.AttachResponse) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "configure":
+            self.epoch = message.configure.epoch
+            if message.configure.bundle_wanted:
+                await self.stub.PutBundle(iter([worker_pb2.PutBundleRequest(sha256=DIGEST, chunk=types_pb2.Chunk(data=BUNDLE))]))
+            await self.say(ready=worker_pb2.Ready(epoch=self.epoch))
+            self.ready.set()
+        elif kind == "heartbeat" and not self.mute:
+            await self.say(heartbeat=types_pb2.Heartbeat(activity=self.activity))
+        elif kind == "drain":
+            self.drains.append(message.drain)
+        elif kind == "step":
+            self._steps.put_nowait(message.step)
+
+    async def _answer_all(self) -> None:
+        while True:
+            step = await self._steps.get()
+            await self.go.wait()
+            await self.say(result=self.answer(step))
+            self.answered += 1
+
+    @property
+    def num_held(self) -> int:
+        """Steps that wait for their answer."""
+        return self._steps.qsize()
+
+    def answer(self, step: worker_pb2.Step) -> worker_pb2.StepResult:
+        rows = []
+        for new in step.new_requests:
+            self._lengths[new.handle] = len(new.token_ids) // 4
+            rows.append((new.handle, new.num_computed_tokens + new.num_scheduled_tokens))
+        known = step.known
+        handles = unpack_u32(known.handles).tolist()
+        computed, scheduled = unpack_i32(known.num_computed_tokens).tolist(), unpack_i32(known.num_scheduled_tokens).tolist()
+        rows += [(handle, before + count) for handle, before, count in zip(handles, computed, scheduled, strict=True)]
+        counts, tokens = [], []
+        for handle, end in rows:
+            is_done = end == self._lengths[handle]
+            counts.append(int(is_done))
+            if is_done:
+                tokens.append(self._lengths[handle])
+                self._lengths[handle] += 1
+        return worker_pb2.StepResult(
+            epoch=self.epoch,
+            step=step.step,
+            status=worker_pb2.STEP_STATUS_DONE,
+            handles=pack_u32([handle for handle, _ in rows]),
+            token_counts=pack_i32(counts),
+            token_ids=pack_i32(tokens),
+        )
+
+
+class PlayedFrontend:
+    """One session; reads it all the time and keeps what came, by handle."""
+
+    def __init__(self, channel: grpc.aio.Channel, name: str = "frontend") -> None:
+        self.call = engine_pb2_grpc.EngineServiceStub(channel).Session()
+        self.name = name
+        self.mute = False
+        self.tokens: dict[int, list[int]] = {}
+        self.finishes: dict[int, int] = {}
+        self.cached: dict[int, int] = {}
+        self.errors: dict[int, types_pb2.Error] = {}
+        self.card: types_pb2.ModelCard | None = None
+        self.welcome: engine_pb2.Welcome | None = None
+        self.draining: types_pb2.Draining | None = None
+        self.ended = asyncio.Event()
+        self.error: TrivetError | None = None
+
+    async def run(self) -> None:
+        try:
+            await self.say(hello=types_pb2.Hello(name=self.name, instance=bytes(16), schema=SCHEMA))
+            async for message in self.call:
+                await self._take(message)
+        except grpc.aio.AioRpcError as failure:
+            self.error = error_of(failure)
+        except asyncio.InvalidStateError:
+            pass  # the call was ended while something was being written
+        finally:
+            self.call.cancel()
+            self.ended.set()
+
+    async def say(self, **message: object) -> None:
+        await self.call.write(engine_pb2.SessionRequest(**message))  # type: ignore[arg-type]
+
+    async def add(self, handles: Sequence[int], prompt: Sequence[int], max_tokens: int, **fields: object) -> None:
+        await self.say(add=an_add(handles, prompt, max_tokens, **fields))
+
+    async def _take(self, message: engine_pb2.SessionResponse) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "welcome":
+            self.welcome = message.welcome
+        elif kind == "model":
+            self.card = message.model.card
+        elif kind == "draining":
+            self.draining = message.draining
+        elif kind == "load" and not self.mute:
+            await self.say(heartbeat=types_pb2.Heartbeat())
+        elif kind == "outputs":
+            self._take_outputs(message.outputs)
+
+    def _take_outputs(self, outputs: engine_pb2.StepOutputs) -> None:
+        handles, ids = unpack_u32(outputs.handles).tolist(), unpack_i32(outputs.token_ids).tolist()
+        for handle, count in zip(handles, unpack_i32(outputs.token_counts).tolist(), strict=True):
+            self.tokens.setdefault(handle, []).extend(ids[:count])
+            ids = ids[count:]
+        for row, cached in zip(unpack_i32(outputs.first_rows).tolist(), unpack_i32(outputs.cached_tokens).tolist(), strict=True):
+            self.cached[handles[row]] = cached
+        for handle, finish in zip(handles, unpack_u8(outputs.finish_reasons).tolist(), strict=True):
+            if finish:
+                assert handle not in self.finishes, "one finish each"
+                self.finishes[handle] = finish
+        self.errors |= {row.handle: row.error for row in outputs.errors}
+
+    async def until_finished(self, *handles: int) -> None:
+        await until(lambda: set(handles) <= set(self.finishes) or self.ended.is_set())
+        assert set(handles) <= set(self.finishes), self.error
+
+
+def an_add(handles: Sequence[int], prompt: Sequence[int], max_tokens: int, **fields: object) -> engine_pb2.Add:
+    """Uid: the first handle, unless given."""
+    fields.setdefault("uid", handles[0].to_bytes(16, "big") if handles else bytes(16))
+    sampling = types_pb2.SamplingParams(max_tokens=max_tokens)
+    return engine_pb2.Add(
+        handles=pack_u32(list(handles)),
+        prompt_token_ids=pack_i32(list(prompt)),
+        sampling=sampling,
+        seed=1,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+class Deployment:
+    """A scheduler's server and what is played around it."""
+
+    def __init__(self, engine: Engine, address: str, channel: grpc.aio.Channel, frontends: EngineService, workers: WorkerService) -> None:
+        self.engine = engine
+        self.address = address
+        self.channel = channel
+        self.frontends = frontends
+        self.workers = workers
+        self._playing: list[asyncio.Task[None]] = []
+
+    @property
+    def num_streams(self) -> int:
+        return len(self.frontends.streams) + len(self.workers.streams)
+
+    async def worker(self, name: str = "replica", channel: grpc.aio.Channel | None = None) -> PlayedWorker:
+        """A worker that is ready."""
+        played = self.play(PlayedWorker(channel or self.channel, name))
+        await until(lambda: any(link.name == name and link.replica for link in self.engine.links) or played.ended.is_set())
+        assert played.error is None, played.error
+        return played
+
+    async def frontend(self, name: str = "frontend", channel: grpc.aio.Channel | None = None) -> PlayedFrontend:
+        """A frontend with a session, which knows the model if there is one."""
+        played = self.play(PlayedFrontend(channel or self.channel, name))
+        await until(lambda: played.card is not None or (played.welcome is not None and self.engine.card is None))
+        return played
+
+    def play(self, played: "PlayedWorker | PlayedFrontend") -> "PlayedWorker | PlayedFrontend":  # type: ignore[type-var]
+        self._playing.append(asyncio.create_task(played.run()))
+        return played
+
+    async def stop_playing(self) -> None:
+        for task in self._playing:
+            task.cancel()
+        await asyncio.gather(*self._playing, return_exceptions=True)
+
+
+@asynccontextmanager
+async def deployment(tmp_path: Path, pulse: Pulse = STEADY, **settings: object) -> AsyncIterator[Deployment]:
+    address = f"unix:{tmp_path / 's.sock'}"
+    engine = Engine(SchedulerSettings(listen=address, **settings), SystemClock(), pulse)  # type: ignore[arg-type]
+    frontends, workers = EngineService(engine, "s"), WorkerService(engine, default_registry(), "s")
+
+    def register(server: grpc.aio.Server) -> None:
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(frontends, server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(workers, server)
+
+    server = await create_server(address, register=register, services=())
+    await server.start()
+    async with create_channel(address) as channel:
+        played = Deployment(engine, address, channel, frontends, workers)
+        try:
+            yield played
+        finally:
+            await played.stop_playing()
+            await server.stop(0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(SOON_S):
+        while not condition():
+            await asyncio.sleep(0.005)
