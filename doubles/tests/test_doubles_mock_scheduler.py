@@ -163,3 +163,17 @@ async def test_garbage_and_rows_that_nobody_asked_for_come_on_cue(address: str, 
                 outputs += [message.outputs] if message.HasField("outputs") else []
         assert all(len(message.handles) == 8 for message in outputs)
         assert [len(message.token_ids) for message in outputs] == [4, 4, 7]
+
+
+async def test_a_drain_is_announced_lets_what_runs_go_on_and_refuses_what_comes(address: str, model: DoubleModel) -> None:
+    async with mock(address, model, step_time=0.01) as scheduler, MockFrontend(address) as frontend:
+        (running,) = frontend.add(PROMPT, max_tokens=30)
+        await frontend.until(lambda: running.token_ids)
+        draining = asyncio.create_task(scheduler.drain(10))
+        await frontend.until(lambda: frontend.draining)
+        (late,) = frontend.add(PROMPT)
+        with pytest.raises(TrivetError, match="shutting down") as refused:
+            await late.until_ended()
+        assert refused.value.kind is ErrorKind.UNAVAILABLE
+        assert len(await running.until_ended()) == 30
+        await asyncio.wait_for(draining, 10)

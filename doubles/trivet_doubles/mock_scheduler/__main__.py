@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m trivet_double
     settings = loaded.value
     configure_logging("mock-scheduler", settings.log_level, settings.log_format)
     logging.getLogger(__name__).info("settings:\n%s", loaded.describe())
-    return run_service(lambda lifecycle: serve(settings, lifecycle), name="trivet-mock-sch", drain_limit_s=10.0)
+    return run_service(lambda lifecycle: serve(settings, lifecycle), name="trivet-mock-sch", drain_limit_s=settings.drain_timeout + 5.0)
 
 
 if __name__ == "__main__":

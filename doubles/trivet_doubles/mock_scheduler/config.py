@@ -33,6 +33,7 @@ class MockSchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: Annotated[int, Setting(help="tokens that each request gets in a step", minimum=1)] = 1
     end_every: Annotated[int, Setting(help="about every so manieth token is an end token; 0: none ever", minimum=0)] = 0
     replicas: Annotated[int, Setting(help="workers that it says are ready; 0: not ready", minimum=0)] = 1
+    drain_timeout: Annotated[float, Setting(help="how long running requests may go on after SIGTERM", unit="seconds", minimum=0)] = 5.0
     refuse_every: Annotated[int, Setting(help="fault: every so manieth request is refused as overloaded; 0: none", minimum=0)] = 0
     fail_after: Annotated[int, Setting(help="fault: each request ends with an error after so many tokens; 0: none", minimum=0)] = 0
     end_session_after: Annotated[int, Setting(help="fault: each session ends after so many outputs; 0: never", minimum=0)] = 0

@@ -29,6 +29,7 @@ class Life:
         self.card: types_pb2.ModelCard = model.card(name=settings.served_model_name, max_model_len=context, block_size=BLOCK)
         self.end_ids = model.end_ids
         self.instance = os.urandom(16)
+        self.draining = False
         self.epochs = 0
         self.sessions = 0
         self.running = 0
@@ -66,7 +67,7 @@ class Life:
         report = engine_pb2.Load(
             requests_running=self.running,
             requests_waiting=self.waiting,
-            replicas_ready=self.settings.replicas,
+            replicas_ready=0 if self.draining else self.settings.replicas,
             steps_total=self.outputs,
             prompt_tokens_total=self.prompt_tokens,
             generation_tokens_total=self.tokens,

@@ -1,5 +1,6 @@
 """The mock scheduler in a process: a gRPC server over what all its sessions share. An async context manager for tests."""
 
+import asyncio
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,7 @@ from trivet_doubles.mock_scheduler.service import MockEngineService
 from trivet_doubles.model import DoubleModel, load_double_model
 from trivet_doubles.tokens import TokenLaw
 
+DRAIN_POLL_S = 0.02
 SERVICES = ("trivet.v1.EngineService",)
 
 
@@ -60,10 +62,20 @@ class MockScheduler:
         await self._server.start()
         await self._server.health.ready(self._settings.replicas > 0)
 
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse what is new and let what runs go on; returns when nothing runs any more or the time is over."""
+        assert self._server is not None, "it was started"
+        self.life.draining = True
+        await self._server.health.ready(False)
+        self._service.announce_draining(int(timeout_s * 1000))
+        end = self.life.clock.monotonic() + timeout_s
+        while self.life.progress()[0] and self.life.clock.monotonic() < end:
+            await asyncio.sleep(DRAIN_POLL_S)
+
     async def stop(self) -> None:
         """End all sessions and leave."""
         assert self._server is not None, "it was started"
-        self._service.announce_draining(0)
+        self._service.end_sessions()
         await self._server.stop()
 
     async def __aenter__(self) -> Self:

@@ -13,18 +13,19 @@ from trivet_doubles.mock_scheduler.scheduler import MockScheduler
 
 
 async def serve(settings: MockSchedulerSettings, lifecycle: Lifecycle) -> None:
-    """Until a drain is asked for; nothing is finished then, the sessions end."""
+    """Until a drain is asked for and over."""
     scheduler = MockScheduler(settings, on_death=kill_this_process)
     page = MetricsServer(
         settings.metrics_listen,
         registry_of(scheduler.life),
-        ready=lambda: settings.replicas > 0,
+        ready=lambda: settings.replicas > 0 and not scheduler.life.draining,
         progress=scheduler.life.progress,
     )
     await page.start()
     try:
         async with scheduler:
             await lifecycle.until_draining()
+            await scheduler.drain(settings.drain_timeout)
     finally:
         await page.stop()
 

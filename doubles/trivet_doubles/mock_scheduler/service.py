@@ -1,6 +1,5 @@
 """`EngineService` of the mock scheduler: sessions, the model, its bundle, the load. What it does not serve is UNIMPLEMENTED."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -26,7 +25,7 @@ class MockEngineService(engine_pb2_grpc.EngineServiceServicer):
     def __init__(self, life: Life, on_death: Callable[[], None]) -> None:
         self._life = life
         self._on_death = on_death
-        self._endings: dict[str, asyncio.Event] = {}
+        self._open: dict[str, MockSession] = {}
 
     # It writes by itself, so that load reports go on while steps wait.
     async def Session(  # type: ignore[override]
@@ -40,10 +39,10 @@ class MockEngineService(engine_pb2_grpc.EngineServiceServicer):
         if reason is not None:
             raise TrivetError(ErrorKind.FAILED_PRECONDITION, reason)
         name = first.hello.name
-        if name in self._endings:
-            self._endings[name].set()
-        ending = self._endings[name] = asyncio.Event()
-        session, life = MockSession(self._life), self._life
+        if name in self._open:
+            self._open[name].ended.set()
+        life, session = self._life, MockSession(self._life)
+        self._open[name] = session
         life.sessions += 1
         try:
             for message in self._opening():
@@ -54,8 +53,8 @@ class MockEngineService(engine_pb2_grpc.EngineServiceServicer):
                 session.step(),
                 session.report(),
                 _write(session, context),
-                _until_replaced(ending, name),
-                names=("read the frontend", "steps", "load reports", "write", "a newer session"),
+                _until_ended(session, name),
+                names=("read the frontend", "steps", "load reports", "write", "its end"),
             )
         except DiedError:
             logger.warning("dying on cue after %d outputs", life.outputs)
@@ -63,14 +62,17 @@ class MockEngineService(engine_pb2_grpc.EngineServiceServicer):
         finally:
             life.sessions -= 1
             session.close()
-            if self._endings.get(name) is ending:
-                del self._endings[name]
+            if self._open.get(name) is session:
+                del self._open[name]
             logger.info("the session of frontend %s has ended", name)
 
     def announce_draining(self, deadline_ms: int) -> None:
-        """Sessions are ended: nothing here is worth a hand-over of its own."""
-        for ending in self._endings.values():
-            ending.set()
+        for session in self._open.values():
+            session.announce_drain(deadline_ms)
+
+    def end_sessions(self) -> None:
+        for session in self._open.values():
+            session.ended.set()
 
     async def GetModelCard(self, request: engine_pb2.GetModelCardRequest, context: Context) -> engine_pb2.GetModelCardResponse:
         return engine_pb2.GetModelCardResponse(card=self._life.card)
@@ -104,6 +106,6 @@ async def _write(session: MockSession, context: Context) -> None:
         session.ready.task_done()
 
 
-async def _until_replaced(ending: asyncio.Event, name: str) -> None:
-    await ending.wait()
+async def _until_ended(session: MockSession, name: str) -> None:
+    await session.ended.wait()
     raise TrivetError(ErrorKind.ABORTED, f"this session of frontend {name} is over: it dialled anew, or the scheduler leaves")

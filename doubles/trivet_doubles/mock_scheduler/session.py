@@ -5,6 +5,7 @@ things run side by side: reading, steps, load reports; `service.py` writes.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 
@@ -35,15 +36,23 @@ class MockSession:
 
     def __init__(self, life: Life) -> None:
         self.ready: asyncio.Queue[Response] = asyncio.Queue(maxsize=1)
+        self.ended = asyncio.Event()  # from outside
         self._life = life
         self._requests: dict[int, MockRequest] = {}  # in order of arrival
         self._ended: list[MockRequest] = []  # outside a step: their finish is still to be said
         self._highest_handle = 0
         self._partial: engine_pb2.Add | None = None
         self._wake = asyncio.Event()
+        self._told = asyncio.Event()  # there is something to report before the second is over
+        self._drain_ms: int | None = None
         self._outputs = 0
         self._is_silent = self._has_stalled = False
         self._counted = (0, 0)
+
+    def announce_drain(self, deadline_ms: int) -> None:
+        """Tell the frontend that the scheduler leaves; what runs goes on, new requests are refused."""
+        self._drain_ms = deadline_ms
+        self._told.set()
 
     def close(self) -> None:
         """Its requests are nobody's any more."""
@@ -114,6 +123,8 @@ class MockSession:
     def _refusal_of(self, add: engine_pb2.Add, children: int) -> TrivetError | None:
         """What the request can never run for."""
         card, prompt = self._life.card, unpack_i32(add.prompt_token_ids, "prompt_token_ids")
+        if self._life.draining:
+            return TrivetError(ErrorKind.UNAVAILABLE, "the mock scheduler is shutting down")
         most = add.sampling.max_tokens if add.sampling.HasField("max_tokens") else 1
         if add.task not in (types_pb2.TASK_UNSPECIFIED, types_pb2.TASK_GENERATE):
             return TrivetError(ErrorKind.UNIMPLEMENTED, "the mock scheduler serves generation alone")
@@ -159,9 +170,16 @@ class MockSession:
     # ---- down ----
 
     async def report(self) -> None:
-        """The load once a second, which is the heartbeat too."""
+        """The load once a second, which is the heartbeat too; a drain at once."""
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._told.wait()
+            self._told.clear()
+            deadline_ms, self._drain_ms = self._drain_ms, None
+            if deadline_ms is not None:
+                leaving = types_pb2.Draining(deadline_ms=deadline_ms, reason="the mock scheduler is shutting down")
+                await self.ready.put(Response(draining=leaving))
             if not self._is_silent:
                 await self.ready.put(Response(load=self._life.load()))
 
@@ -223,11 +241,9 @@ class MockSession:
         self._wake.clear()
         coming = min((request.ready_at for request in self._requests.values()), default=None)
         timeout = None if coming is None else max(0.0, coming - self._life.clock.monotonic())
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._wake.wait()
-        except TimeoutError:
-            return
 
     async def _stall_on_cue(self) -> None:
         faults = self._life.faults
