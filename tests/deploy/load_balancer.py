@@ -1,7 +1,7 @@
-"""The load balancer of `deploy/haproxy/haproxy.cfg`, running before stand-ins for frontends, with a name server that the test speaks for.
+"""The load balancer of `deploy/haproxy/haproxy.cfg`, running, with a name server that the test speaks for; and stand-ins for frontends.
 
-Replicas are 127.0.0.2 and 127.0.0.3 on the same ports, as containers have addresses of their own; only ports and the name server's address
-are rewritten in the configuration.
+Replicas have loopback addresses of their own and the same ports, as containers have; only ports and the name server's address are
+rewritten in the configuration.
 """
 
 import asyncio
@@ -61,6 +61,7 @@ class StandIn:
 
     address: str
     ready: bool = True
+    leaving: bool = False
     next_piece: asyncio.Event = field(default_factory=asyncio.Event)
     rpc: RpcServer | None = None
 
@@ -68,13 +69,16 @@ class StandIn:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 path = head.split(b" ", 2)[1]
+                if length := re.search(rb"(?i)content-length: (\d+)", head):
+                    await reader.readexactly(int(length[1]))
                 if path == b"/stream":
                     writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
                     await writer.drain()
                     await self.next_piece.wait()
                     writer.write(b"4\r\nlast\r\n0\r\n\r\n")
                 else:
-                    status = b"503 Service Unavailable" if path == b"/health/ready" and not self.ready else b"200 OK"
+                    refused = not self.ready if path == b"/health/ready" else self.leaving
+                    status = b"503 Service Unavailable" if refused else b"200 OK"
                     body = self.address.encode()
                     writer.write(b"HTTP/1.1 %s\r\nX-Request-Id: abc\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
                 await writer.drain()
@@ -102,10 +106,9 @@ async def standing_in(address: str, http_port: int, grpc_port: int) -> AsyncIter
 
 @dataclass(frozen=True, slots=True)
 class LoadBalancer:
-    """A running HAProxy and all that stands behind it."""
+    """A running HAProxy, and the name server that tells it of frontends."""
 
     names: NameServer
-    frontends: dict[str, StandIn]
     http: httpx.AsyncClient
     grpc: str
     health: str
@@ -113,10 +116,11 @@ class LoadBalancer:
     log_file: Path
 
     async def who_answers(self, count: int = 8) -> set[str]:
+        """The addresses of the stand-ins that answer `count` requests."""
         return {(await self.http.get("/who")).text for _ in range(count)}
 
     async def until_answering(self, *addresses: str) -> None:
-        """Wait until requests go to these frontends, to each of them and to no other."""
+        """Wait until requests go to these stand-ins, to each of them and to no other."""
 
         async def settled() -> bool:
             return await self.who_answers() == set(addresses)
@@ -135,9 +139,10 @@ class LoadBalancer:
 
 
 @asynccontextmanager
-async def balancing(folder: Path, *named: str) -> AsyncIterator[LoadBalancer]:
-    """HAProxy with our configuration; the name server names `named` of the two frontends that run."""
-    bound, upstream_http, upstream_grpc, health, metrics, grpc = [free_port() for _ in range(6)]
+async def balancing(folder: Path, *named: str, http_port: int, grpc_port: int) -> AsyncIterator[LoadBalancer]:
+    """HAProxy with our configuration; `frontend` means the addresses `named`, which serve HTTP and gRPC on these ports."""
+    binary, environment = haproxy()
+    http, grpc, health, metrics = [free_port() for _ in range(4)]
     async with AsyncExitStack() as stack:
         transport, names = await asyncio.get_running_loop().create_datagram_endpoint(
             lambda: NameServer(list(named)), local_addr=("127.0.0.1", 0)
@@ -146,43 +151,30 @@ async def balancing(folder: Path, *named: str) -> AsyncIterator[LoadBalancer]:
         text = CONFIGURATION.read_text()
         for pattern, replacement in (
             (r"parse-resolv-conf", f"nameserver test 127.0.0.1:{transport.get_extra_info('sockname')[1]}"),
-            (r"bind :8000", f"bind 127.0.0.1:{bound}"),
+            (r"bind :8000", f"bind 127.0.0.1:{http}"),
             (r"bind :8001", f"bind 127.0.0.1:{grpc}"),
             (r"bind 127\.0\.0\.1:8404", f"bind 127.0.0.1:{health}"),
             (r"bind :8405", f"bind 127.0.0.1:{metrics}"),
-            (r"frontend:8000", f"frontend:{upstream_http}"),
-            (r"frontend:8001", f"frontend:{upstream_grpc}"),
-            (r"check port 8000", f"check port {upstream_http}"),
+            (r"frontend:8000", f"frontend:{http_port}"),
+            (r"frontend:8001", f"frontend:{grpc_port}"),
+            (r"check port 8000", f"check port {http_port}"),
         ):
             text, count = re.subn(pattern, replacement, text)
             assert count == 1, f"{pattern} is in the configuration {count} times"
-        (folder / "haproxy.cfg").write_text(text)
-        frontends = {
-            address: await stack.enter_async_context(standing_in(address, upstream_http, upstream_grpc))
-            for address in ("127.0.0.2", "127.0.0.3")
-        }
-        binary, environment = haproxy()
-        log_file = folder / "haproxy.log"
+        configuration, log_file = folder / "haproxy.cfg", folder / "haproxy.log"
+        configuration.write_text(text)
         with log_file.open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                binary, "-db", "-f", str(folder / "haproxy.cfg"), env=environment, stdout=log, stderr=log
-            )
+            command = (binary, "-db", "-f", str(configuration))
+            process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=log, stderr=log)
         try:
-            http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://127.0.0.1:{bound}", timeout=10))
-            balancer = LoadBalancer(
-                names,
-                frontends,
-                http,
-                f"127.0.0.1:{grpc}",
-                f"http://127.0.0.1:{health}/health",
-                f"http://127.0.0.1:{metrics}/metrics",
-                log_file,
-            )
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://127.0.0.1:{http}", timeout=60))
+            urls = f"http://127.0.0.1:{health}/health", f"http://127.0.0.1:{metrics}/metrics"
+            balancer = LoadBalancer(names, client, f"127.0.0.1:{grpc}", *urls, log_file)
 
             async def listening() -> bool:
                 assert process.returncode is None, log_file.read_text()
                 try:
-                    return bool(await http.get(balancer.health))
+                    return bool(await client.get(balancer.health))
                 except httpx.TransportError:
                     return False
 
@@ -191,3 +183,15 @@ async def balancing(folder: Path, *named: str) -> AsyncIterator[LoadBalancer]:
         finally:
             process.kill()
             await process.wait()
+
+
+@asynccontextmanager
+async def before_stand_ins(folder: Path, *named: str) -> AsyncIterator[tuple[LoadBalancer, dict[str, StandIn]]]:
+    """The load balancer before two stand-ins, at 127.0.0.2 and 127.0.0.3, of which it is told those `named`."""
+    http_port, grpc_port = free_port(), free_port()
+    async with AsyncExitStack() as stack:
+        frontends = {
+            address: await stack.enter_async_context(standing_in(address, http_port, grpc_port)) for address in ("127.0.0.2", "127.0.0.3")
+        }
+        balancer = await stack.enter_async_context(balancing(folder, *named, http_port=http_port, grpc_port=grpc_port))
+        yield balancer, frontends

@@ -24,7 +24,7 @@ OTHERS_NOT_IN_HERE = {
     "scheduler": {"torch", "transformers", "safetensors", "rich", "jinja2", "starlette", "trivet-frontend", "trivet-worker", "trivet"},
     "worker": {"transformers", "starlette", "uvicorn", "trivet-frontend", "trivet-scheduler", "trivet"},
 }
-BUILD_TOOLS = {"pip", "setuptools", "hatchling", "wheel"}
+BUILD_TOOLS = {"pip", "hatchling", "wheel"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from trivet_chassis.rpc import create_channel
 
-from tests.deploy.load_balancer import CONFIGURATION, WITHIN, balancing, haproxy
+from tests.deploy.load_balancer import CONFIGURATION, WITHIN, before_stand_ins, haproxy
 from tests.deploy.test_deploy_observability import LOAD_BALANCER
 from tests.deployment import eventually
 
@@ -25,14 +25,14 @@ def test_haproxy_takes_its_configuration_without_a_warning() -> None:
 
 
 async def test_frontends_that_come_get_requests_and_those_that_drain_get_no_more(tmp_path: Path) -> None:
-    async with balancing(tmp_path, SECOND) as balancer:
+    async with before_stand_ins(tmp_path, SECOND) as (balancer, frontends):
         await balancer.until_ready()
         assert await balancer.who_answers() == {SECOND}
         balancer.names.addresses = [SECOND, THIRD]
         await balancer.until_answering(SECOND, THIRD)
-        balancer.frontends[SECOND].ready = False
+        frontends[SECOND].ready = False
         await balancer.until_answering(THIRD)
-        balancer.frontends[SECOND].ready = True
+        frontends[SECOND].ready = True
         await balancer.until_answering(SECOND, THIRD)
         balancer.names.addresses = [THIRD]
         await balancer.until_answering(THIRD)
@@ -42,24 +42,33 @@ async def test_frontends_that_come_get_requests_and_those_that_drain_get_no_more
 
 
 async def test_a_stream_is_passed_on_piece_by_piece_and_outlives_the_drain_of_its_frontend(tmp_path: Path) -> None:
-    async with balancing(tmp_path, SECOND) as balancer:
+    async with before_stand_ins(tmp_path, SECOND) as (balancer, frontends):
         await balancer.until_ready()
         async with balancer.http.stream("GET", "/stream") as response:
             pieces = response.aiter_text()
             # The first piece is here while the frontend holds the second one back.
             assert await asyncio.wait_for(anext(pieces), WITHIN) == "first"
-            balancer.frontends[SECOND].ready = False
+            frontends[SECOND].ready = False
 
             async def out_of_turn() -> bool:
                 return (await balancer.http.get(balancer.health)).status_code == 503
 
             await eventually(out_of_turn, within=WITHIN, what="the frontend gets no new requests")
-            balancer.frontends[SECOND].next_piece.set()
+            frontends[SECOND].next_piece.set()
             assert await asyncio.wait_for(anext(pieces), WITHIN) == "last"
 
 
+async def test_what_a_leaving_frontend_refuses_is_served_by_another(tmp_path: Path) -> None:
+    async with before_stand_ins(tmp_path, SECOND, THIRD) as (balancer, frontends):
+        await balancer.until_answering(SECOND, THIRD)
+        frontends[SECOND].leaving = True  # and its health has not been asked since
+        answers = [await balancer.http.post("/v1/completions", json={"prompt": "a" * 20000}) for _ in range(8)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert {answer.text for answer in answers} == {THIRD}
+
+
 async def test_with_no_frontend_ready_callers_are_told_to_come_back(tmp_path: Path) -> None:
-    async with balancing(tmp_path) as balancer:
+    async with before_stand_ins(tmp_path) as (balancer, _):
         answer = await balancer.http.get("/v1/models")
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
@@ -68,13 +77,14 @@ async def test_with_no_frontend_ready_callers_are_told_to_come_back(tmp_path: Pa
 
 
 async def test_calls_over_one_grpc_channel_go_to_every_frontend_and_stream(tmp_path: Path) -> None:
-    async with balancing(tmp_path, SECOND, THIRD) as balancer, create_channel(balancer.grpc) as channel:
+    async with before_stand_ins(tmp_path, SECOND, THIRD) as (balancer, _), create_channel(balancer.grpc) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         await balancer.until_answering(SECOND, THIRD)
         answered: set[str] = set()
 
         async def both_answered() -> bool:
-            for address in (SECOND, THIRD):
+            # Three calls a round: with two, strict turns could ask each frontend for the other's address for ever.
+            for address in (SECOND, THIRD, SECOND):
                 watch = stub.Watch(health_pb2.HealthCheckRequest(service=address))
                 async for update in watch:
                     # Each knows the health of its own address alone.
@@ -88,10 +98,10 @@ async def test_calls_over_one_grpc_channel_go_to_every_frontend_and_stream(tmp_p
 
 
 async def test_a_grpc_stream_is_passed_on_message_by_message(tmp_path: Path) -> None:
-    async with balancing(tmp_path, SECOND) as balancer, create_channel(balancer.grpc) as channel:
+    async with before_stand_ins(tmp_path, SECOND) as (balancer, frontends), create_channel(balancer.grpc) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         await balancer.until_ready()
-        rpc = balancer.frontends[SECOND].rpc
+        rpc = frontends[SECOND].rpc
         assert rpc is not None
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=SECOND), wait_for_ready=True)
         assert (await asyncio.wait_for(watch.read(), WITHIN)).status == health_pb2.HealthCheckResponse.SERVING
@@ -101,7 +111,7 @@ async def test_a_grpc_stream_is_passed_on_message_by_message(tmp_path: Path) -> 
 
 
 async def test_its_metrics_are_inside_and_no_replicas_metrics_outside(tmp_path: Path) -> None:
-    async with balancing(tmp_path, SECOND) as balancer:
+    async with before_stand_ins(tmp_path, SECOND) as (balancer, _):
         await balancer.until_ready()
         assert (await balancer.http.get("/metrics")).status_code == 404
         page = (await balancer.http.get(balancer.metrics)).text
