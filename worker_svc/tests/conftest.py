@@ -1,19 +1,30 @@
-"""Small random models in Hugging Face folders, and a driver that speaks to a runner as a scheduler would."""
+"""Small random models in Hugging Face folders, a driver that speaks to a runner as a scheduler would, and a scheduler that is dialled."""
 
+import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from trivet_chassis.clock import SystemClock
+from trivet_chassis.resolving import Peers
+from trivet_chassis.rpc import RpcServer, create_server
+from trivet_proto.errors import TrivetError
 from trivet_proto.packing import pack_i32, pack_u32, unpack_f32, unpack_i32
-from trivet_proto.v1 import types_pb2, worker_pb2
+from trivet_proto.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from trivet_worker.config import WorkerSettings
+from trivet_worker.link import SchedulerLink
+from trivet_worker.link.home import Home
 from trivet_worker.loading import LoadedModel, load_model
+from trivet_worker.step_thread import StepThread
 
 VOCABULARY = 96
+DEADLINE_S = 20
 BLOCK_SIZE = 4
 CONFIG = {
     "vocab_size": VOCABULARY,
@@ -160,6 +171,102 @@ def logit_rows(result: worker_pb2.StepResult) -> np.ndarray:
     return np.array(rows)
 
 
+class FakeScheduler(worker_pb2_grpc.WorkerServiceServicer):
+    """Accepts anyone; the test decides what goes down each stream and reads what comes up."""
+
+    def __init__(self, config: types_pb2.KvCacheConfig) -> None:
+        self._config = config
+        self.streams: asyncio.Queue[FakeStream] = asyncio.Queue()
+        self.bundle = b""
+        self.refusal: TrivetError | None = None
+        self.refusals = 0
+        self.server: RpcServer
+        self._epochs = 0
+
+    async def next_stream(self) -> "FakeStream":
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.streams.get()
+
+    async def Attach(self, requests, context):
+        if self.refusal is not None:
+            self.refusals += 1
+            yield worker_pb2.AttachResponse(error=self.refusal.to_proto())
+            return
+        self._epochs += 1
+        stream = FakeStream()
+        hello = (await anext(requests)).hello
+        reader = asyncio.create_task(stream.read(requests))
+        epoch = types_pb2.Epoch(instance=b"s" * 16, counter=self._epochs)
+        stream.hello, stream.epoch = hello, epoch
+        yield worker_pb2.AttachResponse(
+            configure=worker_pb2.Configure(epoch=epoch, ranks=[self._config], bundle_wanted=not self.bundle, steps_in_flight=2)
+        )
+        self.streams.put_nowait(stream)
+        while (message := await stream.down.get()) is not None:
+            yield message
+        reader.cancel()
+
+    async def PutBundle(self, requests, context):
+        async for request in requests:
+            assert request.chunk.offset == len(self.bundle)
+            self.bundle += request.chunk.data
+        return worker_pb2.PutBundleResponse(sha256=hashlib.sha256(self.bundle).digest())
+
+
+class FakeStream:
+    def __init__(self) -> None:
+        self.hello = worker_pb2.WorkerHello()
+        self.epoch = types_pb2.Epoch()
+        self.up: asyncio.Queue[worker_pb2.AttachRequest] = asyncio.Queue()
+        self.down: asyncio.Queue[worker_pb2.AttachResponse | None] = asyncio.Queue()
+
+    async def read(self, requests) -> None:
+        async for message in requests:
+            self.up.put_nowait(message)
+
+    async def next(self, kind: str):
+        """The next message of that kind; others are passed over."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                message = await self.up.get()
+                if message.WhichOneof("message") == kind:
+                    return getattr(message, kind)
+
+    def send(self, step: worker_pb2.Step, epoch: types_pb2.Epoch | None = None) -> None:
+        step.epoch.CopyFrom(self.epoch if epoch is None else epoch)
+        self.down.put_nowait(worker_pb2.AttachResponse(step=step))
+
+
+@asynccontextmanager
+async def attached(driver, socket, folder):
+    """A worker's link and the scheduler that it dials."""
+    scheduler = FakeScheduler(cache_config(driver.loaded, 64))
+    server = await create_server(
+        f"unix:{socket}", register=lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(scheduler, server), services=()
+    )
+    await server.start()
+    scheduler.server = server
+    thread = StepThread()
+    settings = settings_for(folder, scheduler=(f"unix:{socket}",), name="replica-a")
+    clock = SystemClock()
+    link = SchedulerLink(settings, driver.loaded, thread, clock, Home(Peers(settings.scheduler), clock, settings.rehome_after))
+    task = asyncio.create_task(link.run())
+    try:
+        yield scheduler, link, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        thread.stop()
+        await scheduler.server.stop(0)
+
+
+@pytest.fixture
+async def party(driver, tmp_path, llama_folder):
+    """A scheduler, a worker's link that dials it, and the link's task."""
+    async with attached(driver, tmp_path / "s.sock", llama_folder) as all_of_it:
+        yield all_of_it
+
+
 ALL_LOGITS = {"temperature": 0.0, "logprobs": VOCABULARY, "logprobs_mode": types_pb2.LOGPROBS_MODE_RAW_LOGITS}
 
 
@@ -179,7 +286,8 @@ def tools():
 
     class Tools:
         CONFIG, VOCABULARY, BLOCK_SIZE, ALL_LOGITS = CONFIG, VOCABULARY, BLOCK_SIZE, ALL_LOGITS
-        StepDriver = StepDriver
+        StepDriver, FakeScheduler = StepDriver, FakeScheduler
+        attached = staticmethod(attached)
         write_llama = staticmethod(write_llama)
         settings_for = staticmethod(settings_for)
         cache_config = staticmethod(cache_config)

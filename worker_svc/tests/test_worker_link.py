@@ -3,122 +3,23 @@
 import asyncio
 import hashlib
 import threading
-from contextlib import asynccontextmanager
 
 import pytest
-from trivet_chassis.clock import SystemClock
 from trivet_chassis.lifecycle import Lifecycle
-from trivet_chassis.resolving import Peers
-from trivet_chassis.rpc import create_server
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.limits import MAX_STREAM_MESSAGE_BYTES
 from trivet_proto.packing import pack_f32, pack_i32, unpack_i32
-from trivet_proto.v1 import types_pb2, worker_pb2, worker_pb2_grpc
-from trivet_worker.link import SchedulerLink
+from trivet_proto.v1 import types_pb2, worker_pb2
 from trivet_worker.link import attachment as attachment_module
-from trivet_worker.link.home import Home
 from trivet_worker.link.results import split_result
 from trivet_worker.server import serve
-from trivet_worker.step_thread import StepThread
 
 DEADLINE_S = 20
 
 
-class FakeScheduler(worker_pb2_grpc.WorkerServiceServicer):
-    """Accepts anyone; the test decides what goes down each stream and reads what comes up."""
-
-    def __init__(self, config: types_pb2.KvCacheConfig) -> None:
-        self._config = config
-        self.streams: asyncio.Queue[FakeStream] = asyncio.Queue()
-        self.bundle = b""
-        self.refusal: TrivetError | None = None
-        self._epochs = 0
-
-    async def Attach(self, requests, context):
-        if self.refusal is not None:
-            yield worker_pb2.AttachResponse(error=self.refusal.to_proto())
-            return
-        self._epochs += 1
-        stream = FakeStream()
-        hello = (await anext(requests)).hello
-        reader = asyncio.create_task(stream.read(requests))
-        epoch = types_pb2.Epoch(instance=b"s" * 16, counter=self._epochs)
-        stream.hello, stream.epoch = hello, epoch
-        yield worker_pb2.AttachResponse(
-            configure=worker_pb2.Configure(epoch=epoch, ranks=[self._config], bundle_wanted=not self.bundle, steps_in_flight=2)
-        )
-        self.streams.put_nowait(stream)
-        while (message := await stream.down.get()) is not None:
-            yield message
-        reader.cancel()
-
-    async def PutBundle(self, requests, context):
-        async for request in requests:
-            assert request.chunk.offset == len(self.bundle)
-            self.bundle += request.chunk.data
-        return worker_pb2.PutBundleResponse(sha256=hashlib.sha256(self.bundle).digest())
-
-
-class FakeStream:
-    def __init__(self) -> None:
-        self.hello = worker_pb2.WorkerHello()
-        self.epoch = types_pb2.Epoch()
-        self.up: asyncio.Queue[worker_pb2.AttachRequest] = asyncio.Queue()
-        self.down: asyncio.Queue[worker_pb2.AttachResponse | None] = asyncio.Queue()
-
-    async def read(self, requests) -> None:
-        async for message in requests:
-            self.up.put_nowait(message)
-
-    async def next(self, kind: str):
-        """The next message of that kind; others are passed over."""
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                message = await self.up.get()
-                if message.WhichOneof("message") == kind:
-                    return getattr(message, kind)
-
-    def send(self, step: worker_pb2.Step, epoch: types_pb2.Epoch | None = None) -> None:
-        step.epoch.CopyFrom(self.epoch if epoch is None else epoch)
-        self.down.put_nowait(worker_pb2.AttachResponse(step=step))
-
-
-@asynccontextmanager
-async def attached(driver, tools, socket, folder):
-    """A worker's link and the scheduler that it dials."""
-    scheduler = FakeScheduler(tools.cache_config(driver.loaded, 64))
-    server = await create_server(
-        f"unix:{socket}", register=lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(scheduler, server), services=()
-    )
-    await server.start()
-    thread = StepThread()
-    settings = tools.settings_for(folder, scheduler=(f"unix:{socket}",), name="replica-a")
-    clock = SystemClock()
-    link = SchedulerLink(settings, driver.loaded, thread, clock, Home(Peers(settings.scheduler), clock, settings.rehome_after))
-    task = asyncio.create_task(link.run())
-    try:
-        yield scheduler, link, task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        thread.stop()
-        await server.stop(0)
-
-
-@pytest.fixture
-async def party(driver, tools, tmp_path, llama_folder):
-    async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as all_of_it:
-        yield all_of_it
-
-
-async def next_stream(scheduler: FakeScheduler) -> FakeStream:
-    async with asyncio.timeout(DEADLINE_S):
-        return await scheduler.streams.get()
-
-
 async def test_a_worker_says_what_it_is_brings_its_bundle_and_is_ready(party, driver) -> None:
     scheduler, link, _ = party
-    stream = await next_stream(scheduler)
+    stream = await scheduler.next_stream()
     ready = await stream.next("ready")
     assert (ready.epoch, ready.num_blocks) == (stream.epoch, 64)
     hello = stream.hello
@@ -136,7 +37,7 @@ async def test_a_worker_says_what_it_is_brings_its_bundle_and_is_ready(party, dr
 
 async def test_steps_are_answered_in_order_with_two_in_flight(party, driver) -> None:
     scheduler, _, _ = party
-    stream = await next_stream(scheduler)
+    stream = await scheduler.next_stream()
     await stream.next("ready")
     request = driver.request(list(range(20)), temperature=0.0)
     stream.send(driver.message([request]))
@@ -149,7 +50,7 @@ async def test_steps_are_answered_in_order_with_two_in_flight(party, driver) -> 
 
 async def test_a_step_in_parts_is_run_once_whole(party, driver) -> None:
     scheduler, _, _ = party
-    stream = await next_stream(scheduler)
+    stream = await scheduler.next_stream()
     requests = [driver.request([3, 4, 5], temperature=0.0, room=8) for _ in range(2)]
     step = driver.message()
     for index, request in enumerate(requests):
@@ -160,7 +61,7 @@ async def test_a_step_in_parts_is_run_once_whole(party, driver) -> None:
 
 async def test_heartbeats_go_on_while_a_step_computes(party, driver, monkeypatch) -> None:
     scheduler, _, _ = party
-    stream = await next_stream(scheduler)
+    stream = await scheduler.next_stream()
     await stream.next("ready")
     release, execute = threading.Event(), driver.runner.execute
 
@@ -183,7 +84,7 @@ async def test_heartbeats_go_on_while_a_step_computes(party, driver, monkeypatch
 
 async def test_when_the_stream_ends_the_worker_dials_again_and_starts_empty(party, driver, monkeypatch) -> None:
     scheduler, link, _ = party
-    stream = await next_stream(scheduler)
+    stream = await scheduler.next_stream()
     await stream.next("ready")
     release, execute = threading.Event(), driver.runner.execute
     ran: list[int] = []
@@ -204,7 +105,7 @@ async def test_when_the_stream_ends_the_worker_dials_again_and_starts_empty(part
         while link.is_attached:
             await asyncio.sleep(0.01)
     release.set()
-    again = await next_stream(scheduler)
+    again = await scheduler.next_stream()
     await again.next("ready")
     assert again.epoch != stream.epoch
     assert ran == [1]  # the step behind it was discarded
@@ -219,15 +120,15 @@ async def test_when_the_stream_ends_the_worker_dials_again_and_starts_empty(part
 
 async def test_a_silent_scheduler_is_left_and_dialled_again(driver, tools, tmp_path, llama_folder, monkeypatch) -> None:
     monkeypatch.setattr(attachment_module, "SILENCE_S", 0.3)
-    async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as (scheduler, _, _):
-        first = await next_stream(scheduler)
-        second = await next_stream(scheduler)
+    async with tools.attached(driver, tmp_path / "s.sock", llama_folder) as (scheduler, _, _):
+        first = await scheduler.next_stream()
+        second = await scheduler.next_stream()
         assert first.epoch != second.epoch
 
 
 async def test_a_draining_worker_is_let_go_and_does_not_dial_again(party) -> None:
     scheduler, link, task = party
-    stream = await next_stream(scheduler)
+    stream = await scheduler.next_stream()
     await stream.next("ready")
     link.say_draining(12.5)
     draining = await stream.next("draining")
@@ -241,7 +142,7 @@ async def test_a_draining_worker_is_let_go_and_does_not_dial_again(party) -> Non
 
 async def test_a_control_that_is_not_known_is_answered(party) -> None:
     scheduler, _, _ = party
-    stream = await next_stream(scheduler)
+    stream = await scheduler.next_stream()
     control = worker_pb2.Control(call_id=b"c" * 16, sleep=worker_pb2.ControlSleep(level=1))
     stream.down.put_nowait(worker_pb2.AttachResponse(control=control))
     reply = await stream.next("reply")
@@ -250,14 +151,14 @@ async def test_a_control_that_is_not_known_is_answered(party) -> None:
 
 
 async def test_a_worker_that_does_not_belong_there_ends_with_the_reason(driver, tools, tmp_path, llama_folder) -> None:
-    async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as (scheduler, _, task):
+    async with tools.attached(driver, tmp_path / "s.sock", llama_folder) as (scheduler, _, task):
         scheduler.refusal = TrivetError(ErrorKind.FAILED_PRECONDITION, "another model is served here")
         with pytest.raises(TrivetError, match="another model is served here"):
             await asyncio.wait_for(task, DEADLINE_S)
 
 
 async def test_a_refusal_ends_the_service_as_a_configuration_that_cannot_work(driver, tools, tmp_path, llama_folder) -> None:
-    async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as (scheduler, _, task):
+    async with tools.attached(driver, tmp_path / "s.sock", llama_folder) as (scheduler, _, task):
         scheduler.refusal = TrivetError(ErrorKind.FAILED_PRECONDITION, "another model is served here")
         await asyncio.wait({task}, timeout=DEADLINE_S)
         settings = tools.settings_for(llama_folder, scheduler=(f"unix:{tmp_path}/s.sock",), listen="", metrics_listen="")
@@ -269,13 +170,13 @@ async def test_a_refusal_ends_the_service_as_a_configuration_that_cannot_work(dr
 
 
 async def test_a_service_leaves_in_time_though_the_scheduler_does_not_let_go(driver, tools, tmp_path, llama_folder) -> None:
-    async with attached(driver, tools, tmp_path / "s.sock", llama_folder) as (scheduler, _, _):
-        await next_stream(scheduler)
+    async with tools.attached(driver, tmp_path / "s.sock", llama_folder) as (scheduler, _, _):
+        await scheduler.next_stream()
         address = (f"unix:{tmp_path}/s.sock",)
         settings = tools.settings_for(llama_folder, scheduler=address, listen="", metrics_listen="", drain_timeout=0.2)
         lifecycle = Lifecycle()
         service = asyncio.create_task(serve(settings, lifecycle))
-        stream = await next_stream(scheduler)
+        stream = await scheduler.next_stream()
         await stream.next("ready")
         lifecycle.draining.set()
         await stream.next("draining")

@@ -74,8 +74,8 @@ class Attachment:
         self.was_ready = False
         self.home_drains = False
 
-    async def run(self) -> None:
-        """Until the scheduler ends the stream. Raises the reason where there was one."""
+    async def run(self) -> TrivetError | None:
+        """Until the stream ends. Returns the reason where there was one: raised, it would keep the stream and its socket in a traceback."""
         async with create_channel(self.address) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             call = stub.Attach(self._outgoing())
@@ -84,24 +84,20 @@ class Attachment:
             try:
                 ends: set[asyncio.Future[Any]] = {reading, watching, self._ended}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                is_silent = watching.done() and not reading.done() and not self._ended.done()
-                if self._ended.done():
+                if watching.done() and not reading.done():
+                    self._end(TrivetError(ErrorKind.UNAVAILABLE, f"no heartbeat for {SILENCE_S:g} s"))
+                elif self._ended.done():
                     await asyncio.wait({reading}, timeout=GOODBYE_S)
             finally:
                 call.cancel()
                 self._out.put_nowait(None)
                 reading.cancel()
                 watching.cancel()
-                (failure, _) = await asyncio.gather(reading, watching, return_exceptions=True)
+                await asyncio.gather(reading, watching, return_exceptions=True)
                 await self._forget()
         if self._ended.done():
-            raise self._ended.result()
-        if is_silent:
-            raise TrivetError(ErrorKind.UNAVAILABLE, f"no heartbeat for {SILENCE_S:g} s")
-        if isinstance(failure, grpc.aio.AioRpcError):
-            raise error_of(failure) from failure
-        if isinstance(failure, BaseException):
-            raise failure
+            return self._ended.result()
+        return reading.result()
 
     def say_draining(self, deadline_s: float, reason: str) -> None:
         """No new requests, please; what runs here may finish until the deadline, `deadline_s` seconds from now."""
@@ -120,17 +116,24 @@ class Attachment:
                 return
             yield message
 
-    async def _read(self, call: Call, stub: Stub) -> None:
-        async for message in call:
-            self._heard_at = self._clock.monotonic()
-            if self._ended.done():
-                continue  # what still comes of an epoch that is over
-            try:
-                await self._take(message, stub)
-            except TrivetError as error:
-                self._lose(error)
-            except MemoryError:
-                self._lose(TrivetError(ErrorKind.OUT_OF_MEMORY, "the KV cache does not fit into memory; set kv_cache_memory"))
+    async def _read(self, call: Call, stub: Stub) -> TrivetError | None:
+        """Until the other side ends the stream; returns what gRPC says of its end."""
+        try:
+            async for message in call:
+                self._heard_at = self._clock.monotonic()
+                if not self._ended.done():  # else it is of an epoch that is over
+                    await self._take_or_lose(message, stub)
+        except grpc.aio.AioRpcError as failure:
+            return error_of(failure)
+        return None
+
+    async def _take_or_lose(self, message: worker_pb2.AttachResponse, stub: Stub) -> None:
+        try:
+            await self._take(message, stub)
+        except TrivetError as error:
+            self._lose(error)
+        except MemoryError:
+            self._lose(TrivetError(ErrorKind.OUT_OF_MEMORY, "the KV cache does not fit into memory; set kv_cache_memory"))
 
     async def _until_silent(self) -> None:
         # While the cache is being allocated nobody reads the stream.
@@ -234,7 +237,7 @@ class Attachment:
     def _end(self, error: TrivetError) -> None:
         if not self._ended.done():
             self._runs_no_more = True
-            self._ended.set_result(error)
+            self._ended.set_result(error.with_traceback(None))
 
     async def _forget(self) -> None:
         """Finish or discard what is held: steps of this epoch are skipped once it is over."""

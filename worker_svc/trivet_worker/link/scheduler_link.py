@@ -89,7 +89,7 @@ class SchedulerLink:
                 address, self._hello(), self._model, self._thread, self._clock, on_change=self._changed, observe=self.observe
             )
             try:
-                await attachment.run()
+                reason = await attachment.run()
             finally:
                 self._attachment = None
                 self._home.lost(address, for_good=attachment.home_drains)
