@@ -37,6 +37,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     first_step_timeout: Annotated[
         float, Setting(help="the same for steps without a forecast: a new worker's first, which may compile", unit="seconds", minimum=1)
     ] = 120.0
+    replica_timeout: Annotated[
+        float, Setting(help="how long a request waits for a worker to come, or to come back, when there is none", unit="seconds", minimum=0)
+    ] = 60.0
     drain_timeout: Annotated[float, Setting(help="how long running requests may go on after SIGTERM", unit="seconds", minimum=0)] = 30.0
     log_level: Annotated[LogLevel, Setting(help="least severe level that is logged")] = "info"
     log_format: Annotated[LogFormat, Setting(help="text, json, or auto: text on a terminal")] = "auto"

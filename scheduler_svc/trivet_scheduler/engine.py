@@ -87,6 +87,7 @@ class Engine:
         self._epochs = 0
         self._pump_due = False
         self._pumped = asyncio.Event()
+        self._without_replica_since = clock.monotonic()
         self.observe_step: Callable[[float, int], None] = lambda seconds, tokens: None
         self.on_ready_change: Callable[[], None] = lambda: None
 
@@ -185,6 +186,8 @@ class Engine:
             logger.warning("replica %s is lost (%s); %d of its requests wait for another", link.name, reason, requeued)
         if self.links:
             self._show_model(self.links[0].card)  # the largest replica may have been this one
+        else:
+            self._without_replica_since = self.clock.monotonic()
         self.on_ready_change()
         self.wake()
 
@@ -226,7 +229,18 @@ class Engine:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
             self.core.expire()
+            self.give_up_waiting()
             self._pump()
+
+    def give_up_waiting(self) -> None:
+        """With no replica for too long, end what waits for one: who asked may know another scheduler, or tell its client."""
+        if self.links:
+            return
+        limit, now = self.settings.replica_timeout, self.clock.monotonic()
+        error = TrivetError(ErrorKind.UNAVAILABLE, f"there has been no worker for {limit:g} s", retryable=True)
+        for request in list(self.core.requests):
+            if now - max(self._without_replica_since, request.arrived_at) >= limit:
+                self.core.fail(request, error)
 
     # ---- pausing and leaving ----
 
