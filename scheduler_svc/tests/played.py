@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 from model_worker import BLOCK
@@ -27,6 +28,7 @@ from trivet_scheduler.rpc.worker_service import WorkerService
 BUNDLE = b"a bundle"
 DIGEST = hashlib.sha256(BUNDLE).digest()
 SOON_S = 10.0
+Message = TypeVar("Message")
 VOCABULARY = 1000
 CONTEXT = 64
 
@@ -51,7 +53,8 @@ class PlayedWorker:
 
     def __init__(self, channel: grpc.aio.Channel, name: str = "replica", hello: worker_pb2.WorkerHello | None = None) -> None:
         self.stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        self.call = self.stub.Attach()
+        self._out: asyncio.Queue[worker_pb2.AttachRequest] = asyncio.Queue()
+        self.call = self.stub.Attach(endless(self._out))
         self.hello = hello or worker_hello(name)
         self.epoch = types_pb2.Epoch()
         self.go = asyncio.Event()
@@ -63,6 +66,7 @@ class PlayedWorker:
         self.error: TrivetError | None = None
         self.drains: list[worker_pb2.Drain] = []
         self.answered = 0
+        self.spoil: Callable[[worker_pb2.StepResult], None] = lambda result: None
         self._steps: asyncio.Queue[worker_pb2.Step] = asyncio.Queue()
         self._lengths: dict[int, int] = {}
 
@@ -70,20 +74,18 @@ class PlayedWorker:
         """Until the stream ends; `error` says how."""
         answering = asyncio.create_task(self._answer_all())
         try:
-            await self.say(hello=self.hello)
+            self.say(hello=self.hello)
             async for message in self.call:
                 await self._take(message)
         except grpc.aio.AioRpcError as failure:
             self.error = error_of(failure)
-        except asyncio.InvalidStateError:
-            pass  # the call was ended while something was being written
         finally:
             self.call.cancel()
             answering.cancel()
             self.ended.set()
 
-    async def say(self, **message: object) -> None:
-        await self.call.write(worker_pb2.AttachRequest(**message))  # type: ignore[arg-type]
+    def say(self, **message: object) -> None:
+        self._out.put_nowait(worker_pb2.AttachRequest(**message))  # type: ignore[arg-type]
 
     async def _take(self, message: worker_pb2.AttachResponse) -> None:
         kind = message.WhichOneof("message")
@@ -91,10 +93,10 @@ class PlayedWorker:
             self.epoch = message.configure.epoch
             if message.configure.bundle_wanted:
                 await self.stub.PutBundle(iter([worker_pb2.PutBundleRequest(sha256=DIGEST, chunk=types_pb2.Chunk(data=BUNDLE))]))
-            await self.say(ready=worker_pb2.Ready(epoch=self.epoch))
+            self.say(ready=worker_pb2.Ready(epoch=self.epoch))
             self.ready.set()
         elif kind == "heartbeat" and not self.mute:
-            await self.say(heartbeat=types_pb2.Heartbeat(activity=self.activity))
+            self.say(heartbeat=types_pb2.Heartbeat(activity=self.activity))
         elif kind == "drain":
             self.drains.append(message.drain)
         elif kind == "step":
@@ -104,7 +106,9 @@ class PlayedWorker:
         while True:
             step = await self._steps.get()
             await self.go.wait()
-            await self.say(result=self.answer(step))
+            result = self.answer(step)
+            self.spoil(result)
+            self.say(result=result)
             self.answered += 1
 
     @property
@@ -142,7 +146,8 @@ class PlayedFrontend:
     """One session; reads it all the time and keeps what came, by handle."""
 
     def __init__(self, channel: grpc.aio.Channel, name: str = "frontend") -> None:
-        self.call = engine_pb2_grpc.EngineServiceStub(channel).Session()
+        self._out: asyncio.Queue[engine_pb2.SessionRequest] = asyncio.Queue()
+        self.call = engine_pb2_grpc.EngineServiceStub(channel).Session(endless(self._out))
         self.name = name
         self.mute = False
         self.tokens: dict[int, list[int]] = {}
@@ -157,24 +162,25 @@ class PlayedFrontend:
 
     async def run(self) -> None:
         try:
-            await self.say(hello=types_pb2.Hello(name=self.name, instance=bytes(16), schema=SCHEMA))
+            self.say(hello=types_pb2.Hello(name=self.name, instance=bytes(16), schema=SCHEMA))
             async for message in self.call:
-                await self._take(message)
+                self._take(message)
         except grpc.aio.AioRpcError as failure:
             self.error = error_of(failure)
-        except asyncio.InvalidStateError:
-            pass  # the call was ended while something was being written
         finally:
             self.call.cancel()
             self.ended.set()
 
-    async def say(self, **message: object) -> None:
-        await self.call.write(engine_pb2.SessionRequest(**message))  # type: ignore[arg-type]
+    def say(self, **message: object) -> None:
+        self.send(engine_pb2.SessionRequest(**message))  # type: ignore[arg-type]
 
-    async def add(self, handles: Sequence[int], prompt: Sequence[int], max_tokens: int, **fields: object) -> None:
-        await self.say(add=an_add(handles, prompt, max_tokens, **fields))
+    def send(self, message: engine_pb2.SessionRequest) -> None:
+        self._out.put_nowait(message)
 
-    async def _take(self, message: engine_pb2.SessionResponse) -> None:
+    def add(self, handles: Sequence[int], prompt: Sequence[int], max_tokens: int, **fields: object) -> None:
+        self.say(add=an_add(handles, prompt, max_tokens, **fields))
+
+    def _take(self, message: engine_pb2.SessionResponse) -> None:
         kind = message.WhichOneof("message")
         if kind == "welcome":
             self.welcome = message.welcome
@@ -183,7 +189,7 @@ class PlayedFrontend:
         elif kind == "draining":
             self.draining = message.draining
         elif kind == "load" and not self.mute:
-            await self.say(heartbeat=types_pb2.Heartbeat())
+            self.say(heartbeat=types_pb2.Heartbeat())
         elif kind == "outputs":
             self._take_outputs(message.outputs)
 
@@ -275,6 +281,11 @@ async def deployment(tmp_path: Path, pulse: Pulse = STEADY, **settings: object) 
         finally:
             await played.stop_playing()
             await server.stop(0)
+
+
+async def endless(queue: asyncio.Queue[Message]) -> AsyncIterator[Message]:
+    while True:
+        yield await queue.get()
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -18,8 +18,8 @@ async def test_requests_and_children_run_to_their_end(tmp_path: Path) -> None:
         await deployed.worker()
         frontend = await deployed.frontend()
         prompt = list(range(2 * BLOCK + 1))
-        await frontend.add([1], prompt, 5)
-        await frontend.add([2, 3], prompt, 4)
+        frontend.add([1], prompt, 5)
+        frontend.add([2, 3], prompt, 4)
         await frontend.until_finished(1, 2, 3)
         assert frontend.tokens == {1: [9, 10, 11, 12, 13], 2: [9, 10, 11, 12], 3: [9, 10, 11, 12]}
         assert set(frontend.finishes.values()) == {types_pb2.FINISH_REASON_LENGTH}
@@ -32,11 +32,11 @@ async def test_a_bad_request_is_answered_on_its_handle_and_others_go_on(tmp_path
     async with deployment(tmp_path) as deployed:
         await deployed.worker()
         frontend = await deployed.frontend()
-        await frontend.add([1], [], 5)
-        await frontend.add([2], [1] * 60, 50)
-        await frontend.add([3], [5000], 5)
-        await frontend.add([4], [1], 2)
-        await frontend.add([5], [1], 2, uid=b"short")
+        frontend.add([1], [], 5)
+        frontend.add([2], [1] * 60, 50)
+        frontend.add([3], [5000], 5)
+        frontend.add([4], [1], 2)
+        frontend.add([5], [1], 2, uid=b"short")
         await frontend.until_finished(1, 2, 3, 4, 5)
         assert {handle: error.kind for handle, error in frontend.errors.items()} == dict.fromkeys(
             (1, 2, 3, 5), types_pb2.ERROR_KIND_INVALID_ARGUMENT
@@ -49,7 +49,7 @@ async def test_the_end_of_a_session_frees_what_it_held(tmp_path: Path) -> None:
         engine = deployed.engine
         worker, frontend = await deployed.worker(), await deployed.frontend()
         worker.go.clear()
-        await frontend.add([1], [1], 20)
+        frontend.add([1], [1], 20)
         await until(lambda: worker.num_held)
         frontend.call.cancel()
         await until(lambda: not engine.core.requests and not engine.num_sessions)
@@ -61,9 +61,9 @@ async def test_an_add_whose_uid_is_alive_replaces_the_older_one_without_a_word(t
     async with deployment(tmp_path) as deployed:
         worker, frontend = await deployed.worker(), await deployed.frontend()
         worker.go.clear()
-        await frontend.add([1], [1, 2], 5, uid=b"u" * 16)
+        frontend.add([1], [1, 2], 5, uid=b"u" * 16)
         await until(lambda: worker.num_held)
-        await frontend.add([2], [1, 2], 5, uid=b"u" * 16)
+        frontend.add([2], [1, 2], 5, uid=b"u" * 16)
         await until(lambda: [request.handle for request in deployed.engine.core.requests] == [2])
         worker.go.set()
         await frontend.until_finished(2)
@@ -76,18 +76,18 @@ async def test_two_live_requests_with_one_client_id_are_two_requests(tmp_path: P
         worker, frontend = await deployed.worker(), await deployed.frontend()
         other = await deployed.frontend("other")
         worker.go.clear()
-        await frontend.add([1], [1, 2], 5, request_id="the same")
-        await frontend.add([2], [1, 2, 3], 5, request_id="the same")
-        await other.add([1], [1], 5, request_id="the same")
+        frontend.add([1], [1, 2], 5, request_id="the same")
+        frontend.add([2], [1, 2, 3], 5, request_id="the same")
+        other.add([1], [1], 5, request_id="the same")
         await until(lambda: len(deployed.engine.core.requests) == 3)
-        await frontend.say(abort=engine_pb2.Abort(handles=pack_u32([1])))
+        frontend.say(abort=engine_pb2.Abort(handles=pack_u32([1])))
         worker.go.set()
         await frontend.until_finished(1, 2)
         await other.until_finished(1)
         assert frontend.finishes == {1: types_pb2.FINISH_REASON_ABORT, 2: types_pb2.FINISH_REASON_LENGTH}
         assert frontend.tokens[2] == [3, 4, 5, 6, 7]
         assert other.tokens[1] == [1, 2, 3, 4, 5]
-        await frontend.add([3], [1], 1, request_id="the same")
+        frontend.add([3], [1], 1, request_id="the same")
         await frontend.until_finished(3)
 
 
@@ -95,11 +95,11 @@ async def test_a_stop_or_abort_of_a_handle_that_is_gone_is_ignored(tmp_path: Pat
     async with deployment(tmp_path) as deployed:
         await deployed.worker()
         frontend = await deployed.frontend()
-        await frontend.add([1], [1], 2)
+        frontend.add([1], [1], 2)
         await frontend.until_finished(1)
-        await frontend.say(abort=engine_pb2.Abort(handles=pack_u32([1, 7])))
-        await frontend.say(stop=engine_pb2.Stop(handles=pack_u32([1, 7]), counts=bytes(8)))
-        await frontend.add([2], [1], 2)
+        frontend.say(abort=engine_pb2.Abort(handles=pack_u32([1, 7])))
+        frontend.say(stop=engine_pb2.Stop(handles=pack_u32([1, 7]), counts=bytes(8)))
+        frontend.add([2], [1], 2)
         await frontend.until_finished(2)
         assert frontend.finishes[2] == types_pb2.FINISH_REASON_LENGTH
         assert not frontend.ended.is_set()
@@ -123,7 +123,7 @@ async def test_the_bundle_that_the_worker_brought_is_served(tmp_path: Path) -> N
 async def test_a_request_before_any_worker_is_refused_as_one_to_be_tried_again(tmp_path: Path) -> None:
     async with deployment(tmp_path) as deployed:
         frontend = await deployed.frontend()
-        await frontend.add([1], [1], 2)
+        frontend.add([1], [1], 2)
         await frontend.until_finished(1)
         assert frontend.errors[1].kind == ErrorKind.UNAVAILABLE
         assert frontend.errors[1].retryable
