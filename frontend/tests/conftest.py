@@ -315,6 +315,25 @@ def socket_folder() -> Iterator[Path]:
 
 
 @pytest.fixture
+def serve() -> Callable[[FakeScheduler], contextlib.AbstractAsyncContextManager[grpc.aio.Server]]:
+    """Serves a fake scheduler; leaving the context is the end of its process."""
+    return serving
+
+
+@pytest.fixture
+def new_scheduler(socket_folder: Path, model_bundle: tuple[bytes, bytes]) -> Callable[..., FakeScheduler]:
+    """Makes a fake scheduler of a name, which is not served yet and lets tokens flow."""
+
+    def make(name: str, **facts: object) -> FakeScheduler:
+        address = f"unix:{socket_folder}/{name}.sock"
+        fake = FakeScheduler(address, *model_bundle, name=name, **({"instance": name.encode().ljust(16, b".")} | facts))
+        fake.flowing.set()
+        return fake
+
+    return make
+
+
+@pytest.fixture
 async def scheduler(socket_folder: Path, model_bundle: tuple[bytes, bytes]) -> AsyncIterator[FakeScheduler]:
     """A fake scheduler that runs and lets tokens flow."""
     fake = FakeScheduler(address=f"unix:{socket_folder}/scheduler.sock", bundle=model_bundle[0], digest=model_bundle[1])

@@ -65,6 +65,10 @@ class Conversation:
                     tasks.create_task(self._tick(listener), name=f"session to {self._address}: tick")
                     tasks.create_task(self._read(call, listener), name=f"session to {self._address}: read")
             except ExceptionGroup as group:
+                # A cancel that comes together with a failure of a task is swallowed by the group.
+                holding = asyncio.current_task()
+                if holding is not None and holding.cancelling():
+                    raise asyncio.CancelledError from None
                 raise _first_leaf(group) from None
             finally:
                 # Nobody else ends a call: one that is only forgotten stays open at the scheduler.
