@@ -121,10 +121,8 @@ class Frontend:
 
     async def follow_engine(self) -> None:
         """Keep what is served and the gRPC health in step with the schedulers; runs until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow_model(), name="follow model")
-            # By itself: a model that takes its time to come must not keep a scheduler's loss from showing.
-            tasks.create_task(self._follow_readiness(), name="follow readiness")
+        # Readiness by itself: a model that takes its time to come must not keep a scheduler's loss from showing.
+        await asyncio.gather(self._follow_model(), self._follow_readiness())
 
     async def _follow_model(self) -> None:
         changes = self._engine.changes

@@ -155,15 +155,14 @@ async def test_with_nobody_to_go_on_the_stream_ends_in_time_with_a_retryable_err
 
 async def test_a_scheduler_of_another_model_takes_nothing_over(new_scheduler, serve) -> None:
     first, second = new_scheduler("first", pause_after=4), new_scheduler("second", weights=b"v" * 32)
-    async with engine_of(first.address, second.address, handover_timeout=0.3) as engine:
-        async with serve(first):
-            submission = await begin(engine)
-            await some_of(submission.streams[0], 4)
-            async with serve(second):
-                await both_known(engine)
-                first.kill.set()
-                with pytest.raises(TrivetError, match="went away"):
-                    await rest_of(submission.streams[0])
+    async with engine_of(first.address, second.address, handover_timeout=0.3) as engine, serve(first):
+        submission = await begin(engine)
+        await some_of(submission.streams[0], 4)
+        async with serve(second):
+            await both_known(engine)
+            first.kill.set()
+            with pytest.raises(TrivetError, match="went away"):
+                await rest_of(submission.streams[0])
     assert second.adds == []
 
 

@@ -60,16 +60,11 @@ class Conversation:
             call = EngineServiceStub(channel).Session()
             try:
                 await self._greet(call, hello, listener)
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._write(call), name=f"session to {self._address}: write")
-                    tasks.create_task(self._tick(listener), name=f"session to {self._address}: tick")
-                    tasks.create_task(self._read(call, listener), name=f"session to {self._address}: read")
-            except ExceptionGroup as group:
-                # A cancel that comes together with a failure of a task is swallowed by the group.
-                holding = asyncio.current_task()
-                if holding is not None and holding.cancelling():
-                    raise asyncio.CancelledError from None
-                raise _first_leaf(group) from None
+                await _first_end(
+                    asyncio.create_task(self._write(call), name=f"session to {self._address}: write"),
+                    asyncio.create_task(self._tick(listener), name=f"session to {self._address}: tick"),
+                    asyncio.create_task(self._read(call, listener), name=f"session to {self._address}: read"),
+                )
             finally:
                 # Nobody else ends a call: one that is only forgotten stays open at the scheduler.
                 call.cancel()
@@ -122,8 +117,13 @@ class Conversation:
             listener.tick(now)
 
 
-def _first_leaf(group: ExceptionGroup[Exception]) -> Exception:
-    error: Exception = group
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
+async def _first_end(*tasks: asyncio.Task[None]) -> None:
+    """Raise what the first task to end died of, and end the others. No task group: one swallows a cancel that meets a failure."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
