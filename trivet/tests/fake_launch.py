@@ -14,6 +14,7 @@ from trivet.launch.run_directory import create_run_directory
 from trivet.launch.supervisor import LaunchFailed, Supervisor
 from trivet_chassis.clock import SystemClock
 from trivet_chassis.logging import configure_logging
+from trivet_chassis.rpc import LIVE, READY
 
 options = json.loads(sys.argv[1])
 folder = Path(options["folder"])
@@ -37,6 +38,7 @@ def launch() -> int:
                 ),
                 environment=os.environ,
                 health=f"unix:{run_directory}/{name}.sock",
+                health_name=LIVE if name == "scheduler" else READY,
                 stop_within_s=options["stop_within"],
             )
             for name, flags in options["services"].items()

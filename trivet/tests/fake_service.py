@@ -35,7 +35,7 @@ async def main(lifecycle: Lifecycle) -> None:
     server = await create_server(options.listen, register=lambda _: None, services=())
     await server.start()
     if not options.never_ready:
-        await server.health.serving()
+        await server.health.ready(True)
         note("ready")
     if options.stubborn:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, note, "deaf")

@@ -49,6 +49,12 @@ def test_the_url_is_one_that_can_be_dialled(host: str, url: str) -> None:
     assert base_url(Gateway(host=host, port=80, uds="", grpc_listen=PRIVATE)) == url
 
 
+def test_the_command_for_one_more_worker_can_be_pasted() -> None:
+    command = ["/a path/python", "-m", "trivet_worker", "--scheduler=unix:/run/x/scheduler.sock", "--listen="]
+    lines = greeting(Gateway(host="127.0.0.1", port=1, uds="", grpc_listen=PRIVATE), "m", command).splitlines()
+    assert command in [shlex.split(line) for line in lines if "trivet_worker" in line]
+
+
 class Models(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         known = self.path == "/v1/models" and self.headers["Authorization"] == "Bearer hush"

@@ -10,6 +10,7 @@ from trivet.launch.ownership import FRONTEND, OWNERS, SCHEDULER, WORKER
 from trivet.launch.plan import LaunchPlan, ProcessPlan
 from trivet.launch.planning import plan_launch
 from trivet.launch.settings import load_serve_settings
+from trivet_chassis.settings import load_settings
 from trivet_frontend.config import FrontendSettings
 from trivet_proto.errors import TrivetError
 from trivet_scheduler.config import SchedulerSettings
@@ -25,7 +26,18 @@ def plan(*argv: str, environ: Mapping[str, str] | None = None) -> LaunchPlan:
 
 
 def process(planned: LaunchPlan, name: str) -> ProcessPlan:
-    return next(process for process in planned.processes if process.name == name)
+    """By the service's name the first of them."""
+    return next(process for process in planned.processes if process.name in (name, f"{name}-0"))
+
+
+def workers_of(planned: LaunchPlan) -> list[ProcessPlan]:
+    return [process for process in planned.processes if process.name.startswith(WORKER)]
+
+
+def values(planned: LaunchPlan, setting: str) -> list[str]:
+    """What each worker is told on its command line."""
+    prefix = f"--{setting.replace('_', '-')}="
+    return [word.removeprefix(prefix) for worker in workers_of(planned) for word in worker.command if word.startswith(prefix)]
 
 
 def flags(planned: LaunchPlan, name: str) -> Sequence[str]:
@@ -38,7 +50,7 @@ def test_each_owner_has_the_setting(setting: str, owner: str) -> None:
 
 
 def test_the_scheduler_starts_first_and_the_frontend_last() -> None:
-    assert [process.name for process in plan().processes] == [SCHEDULER, WORKER, FRONTEND]
+    assert [process.name for process in plan().processes] == [SCHEDULER, "worker-0", FRONTEND]
 
 
 def test_services_meet_over_sockets_in_the_run_directory() -> None:
@@ -46,7 +58,7 @@ def test_services_meet_over_sockets_in_the_run_directory() -> None:
     for name in (SCHEDULER, WORKER, FRONTEND):
         command = process(planned, name).command
         assert command[:3] == (sys.executable, "-m", f"trivet_{name}")
-        assert process(planned, name).health == f"unix:/run/x/{name}.sock"
+        assert process(planned, name).health == f"unix:/run/x/{process(planned, name).name}.sock"
     assert "--scheduler=unix:/run/x/scheduler.sock" in flags(planned, FRONTEND)
     assert "--scheduler=unix:/run/x/scheduler.sock" in flags(planned, WORKER)
 
@@ -94,7 +106,7 @@ def test_descriptions_tell_where_a_value_was_said() -> None:
     described = process(plan("--dtype", "float32", environ={"TRIVET_SERVE_BLOCK_SIZE": "32"}), WORKER).description
     assert "dtype = 'float32'  [flag --dtype]" in described
     assert "block_size = 32  [env TRIVET_SERVE_BLOCK_SIZE]" in described
-    assert "scheduler = 'unix:/run/x/scheduler.sock'  [the launcher]" in described
+    assert "scheduler = ('unix:/run/x/scheduler.sock',)  [the launcher]" in described
 
 
 def test_a_value_that_a_service_refuses_is_refused_before_anything_starts() -> None:
@@ -102,3 +114,58 @@ def test_a_value_that_a_service_refuses_is_refused_before_anything_starts() -> N
         plan("--dtype", "float99")
     with pytest.raises(TrivetError, match="TRIVET_SCHEDULER_POLICE"):
         plan(environ={"TRIVET_SCHEDULER_POLICE": "fcfs"})
+
+
+def test_the_scheduler_has_started_when_it_lives_and_the_others_when_they_serve() -> None:
+    assert {one.name: one.health_name for one in plan().processes} == {SCHEDULER: "live", "worker-0": "ready", FRONTEND: "ready"}
+
+
+def test_each_worker_has_a_name_and_sockets_of_its_own_and_a_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(7)))
+    planned = plan("--workers", "3")
+    assert [one.name for one in planned.processes] == [SCHEDULER, "worker-0", "worker-1", "worker-2", FRONTEND]
+    assert values(planned, "name") == ["worker-0", "worker-1", "worker-2"]
+    assert values(planned, "listen") == [f"unix:/run/x/worker-{index}.sock" for index in range(3)]
+    assert values(planned, "metrics_listen") == [f"unix:/run/x/worker-{index}-metrics.sock" for index in range(3)]
+    assert values(planned, "scheduler") == ["unix:/run/x/scheduler.sock"] * 3
+    assert values(planned, "threads") == ["2"] * 3
+    assert all(0.06 < float(share) < 0.07 for share in values(planned, "memory_utilization"))
+    assert [one.health for one in workers_of(planned)] == values(planned, "listen")
+
+
+def test_one_worker_has_the_whole_machine() -> None:
+    assert values(plan(), "threads") == values(plan(), "memory_utilization") == []
+
+
+def test_more_workers_than_cores_have_a_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert values(plan("--workers", "5"), "threads") == ["1"] * 5
+
+
+def test_threads_that_were_set_are_kept() -> None:
+    assert values(plan("--workers", "2", "--threads", "3"), "threads") == ["3", "3"]
+    assert values(plan("--workers", "2", environ={"TRIVET_WORKER_THREADS": "3"}), "threads") == []
+    assert values(plan("--workers", "2", environ={"OMP_NUM_THREADS": "3"}), "threads") == []
+
+
+@pytest.mark.parametrize(
+    ("chosen", "got"),
+    [
+        ("127.0.0.1:9000", ["127.0.0.1:9001", "127.0.0.1:9002"]),
+        ("unix:/m/w.sock", ["unix:/m/w.sock.1", "unix:/m/w.sock.2"]),
+        ("127.0.0.1:0", ["127.0.0.1:0"] * 2),
+    ],
+)
+def test_workers_metrics_come_behind_the_address_that_was_chosen(chosen: str, got: list[str]) -> None:
+    assert values(plan("--workers", "3", environ={"TRIVET_WORKER_METRICS_LISTEN": chosen}), "metrics_listen") == got
+
+
+def test_one_more_worker_is_like_the_others_but_for_its_name_and_addresses(tmp_path: Path) -> None:
+    file = tmp_path / "trivet.toml"
+    file.write_text("[worker]\nblock_size = 32\n")
+    command = plan("/a/model", "--dtype", "float32", "--config", str(file)).one_more_worker
+    assert command[:3] == (sys.executable, "-m", "trivet_worker")
+    loaded = load_settings(WorkerSettings, section="worker", prog="", description="", argv=command[3:], environ={})
+    assert (loaded.value.model, loaded.value.dtype, loaded.value.block_size) == ("/a/model", "float32", 32)
+    assert loaded.value.scheduler == ("unix:/run/x/scheduler.sock",)
+    assert (loaded.value.listen, loaded.value.metrics_listen, loaded.value.name) == ("", "", "")

@@ -29,4 +29,7 @@ def test_deaths_are_forgotten_after_a_minute() -> None:
 
 
 def test_a_limit_of_zero_never_restarts() -> None:
-    assert RestartPolicy(ManualClock(), limit=0).pause_after_death() is None
+    policy = RestartPolicy(ManualClock(), limit=0)
+    assert policy.is_off
+    assert policy.pause_after_death() is None
+    assert not RestartPolicy(ManualClock(), limit=1).is_off

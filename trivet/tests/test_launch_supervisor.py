@@ -142,6 +142,35 @@ async def test_one_death_too_many_stops_all(launching: Launching) -> None:
         assert "once too often to go on" in launch.log()
 
 
+@pytest.mark.parametrize("service", ["scheduler", "worker", "frontend"])
+async def test_without_restarts_the_others_go_on_and_a_stop_leaves_nothing(launching: Launching, service: str) -> None:
+    async with launching(max_restarts=0) as launch:
+        await launch.up()
+        os.kill(launch.pids(service)[0], signal.SIGKILL)
+        await launch.until(lambda: f"the {service} died" in launch.log(), "its death is noticed")
+        launch.process.terminate()
+        assert await launch.ended() == 0
+        others = [name for name in ("frontend", "worker", "scheduler") if name != service]
+        assert [entry for entry in launch.journal() if entry.endswith("left")] == [f"{name} left" for name in others]
+        assert len(launch.pids(service)) == 1
+
+
+async def test_without_restarts_the_launch_ends_with_its_last_child(launching: Launching) -> None:
+    async with launching(max_restarts=0) as launch:
+        await launch.up()
+        for service in ("scheduler", "worker", "frontend"):
+            os.kill(launch.pids(service)[0], signal.SIGKILL)
+        assert await launch.ended() == 1
+        assert "no service is left" in launch.log()
+
+
+async def test_a_scheduler_that_lives_is_enough_though_it_is_not_ready(launching: Launching) -> None:
+    async with launching(scheduler=("--never-ready",)) as launch:
+        await launch.up()
+        launch.process.terminate()
+        assert await launch.ended() == 0
+
+
 async def test_a_restarted_child_that_refuses_its_configuration_stops_all(launching: Launching) -> None:
     async with launching(worker=("--exit-at-restart", "2")) as launch:
         await launch.up()

@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
                 progress=create_progress(on_terminal=on_terminal),
                 policy=RestartPolicy(SystemClock(), limit=settings.value.max_restarts),
                 startup_timeout_s=settings.value.startup_timeout,
-                when_ready=lambda: greet(plan.gateway),
+                when_ready=lambda: greet(plan),
             )
             try:
                 return asyncio.run(supervisor.run())

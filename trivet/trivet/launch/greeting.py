@@ -5,20 +5,21 @@ import http.client
 import json
 import shlex
 import socket
+from collections.abc import Sequence
 
-from trivet.launch.plan import Gateway
+from trivet.launch.plan import Gateway, LaunchPlan
 
 TIMEOUT_S = 5.0
 
 
-async def greet(gateway: Gateway) -> None:
+async def greet(plan: LaunchPlan) -> None:
     """Print how to call the deployment."""
-    model = await asyncio.to_thread(served_model, gateway)
-    print(greeting(gateway, model), flush=True)
+    model = await asyncio.to_thread(served_model, plan.gateway)
+    print(greeting(plan.gateway, model, plan.one_more_worker), flush=True)
 
 
-def greeting(gateway: Gateway, model: str | None) -> str:
-    """The text; `model` is None where the gateway didn't tell its name."""
+def greeting(gateway: Gateway, model: str | None, one_more_worker: Sequence[str] = ()) -> str:
+    """The text; `model` is None where the gateway didn't tell its name. `one_more_worker` is the command that adds one."""
     body = json.dumps({"model": model} if model else {}, ensure_ascii=False)[:-1]
     body += (", " if model else "") + '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     words = [f"curl -s {base_url(gateway)}/v1/chat/completions -H 'Content-Type: application/json'"]
@@ -38,6 +39,8 @@ def greeting(gateway: Gateway, model: str | None) -> str:
     ]
     if not gateway.grpc_listen.startswith("unix:"):
         lines.append(f"gRPC API (trivet.v1.InferenceService): {gateway.grpc_listen}")
+    if one_more_worker:
+        lines += ["", "One more worker (or start with --workers 2):", "", "  " + shlex.join(one_more_worker), ""]
     lines.append("Ctrl-C stops it.\n")
     return "\n".join(lines)
 

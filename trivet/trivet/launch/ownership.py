@@ -22,7 +22,11 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "kv_cache_memory": (WORKER,),
     "max_num_seqs": (WORKER,),
     "max_num_batched_tokens": (WORKER,),
+    "threads": (WORKER,),
     "enable_prefix_caching": (SCHEDULER,),
+    "policy": (SCHEDULER,),
+    "step_timeout": (SCHEDULER,),
+    "replica_timeout": (SCHEDULER,),
     "host": (FRONTEND,),
     "port": (FRONTEND,),
     "uds": (FRONTEND,),
@@ -33,10 +37,11 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "served_model_name": (FRONTEND,),
     "chat_template": (FRONTEND,),
     "generation_config": (FRONTEND,),
-    "drain_timeout": (SCHEDULER, FRONTEND),
+    "handover_timeout": (FRONTEND,),
+    "drain_timeout": EVERY_SERVICE,
     "log_level": EVERY_SERVICE,
     "log_format": EVERY_SERVICE,
 }
 
-LAUNCHER_OWN = frozenset({"max_restarts", "startup_timeout"})
+LAUNCHER_OWN = frozenset({"workers", "max_restarts", "startup_timeout"})
 """Settings that no service sees."""

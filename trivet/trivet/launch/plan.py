@@ -9,12 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """One child process. `description` is its settings with their origins, for people."""
+    """One child process. It has started when the gRPC health service at `health` says SERVING of `health_name`.
+
+    `description` is its settings with their origins, for people.
+    """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     health: str
+    health_name: str
     stop_within_s: float
     description: str = ""
 
@@ -32,7 +36,11 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """`processes` in the order of starting; stopping goes the other way, so that the frontend drains first."""
+    """`processes` in the order of starting; stopping goes the other way, so that the frontend drains first.
+
+    `one_more_worker` is the command that a person adds a worker with.
+    """
 
     processes: tuple[ProcessPlan, ...]
     gateway: Gateway
+    one_more_worker: tuple[str, ...]

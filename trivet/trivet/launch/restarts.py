@@ -1,4 +1,7 @@
-"""When a service that died is started again: after a pause that grows, and not for ever. Pure; owns the times of recent deaths."""
+"""When a service that died is started again: after a pause that grows, and not for ever. Pure; owns the times of recent deaths.
+
+A limit of 0 is another wish than a small one: no service is started again, and none has to go because another has.
+"""
 
 from collections import deque
 
@@ -16,6 +19,11 @@ class RestartPolicy:
         self._clock = clock
         self._limit = limit
         self._deaths: deque[float] = deque()
+
+    @property
+    def is_off(self) -> bool:
+        """Whether deaths are left alone."""
+        return self._limit == 0
 
     def pause_after_death(self) -> float | None:
         """Seconds until the restart, or None when this was one death too many."""

@@ -14,7 +14,7 @@ from trivet_chassis.logging import LogFormat, LogLevel
 from trivet_chassis.settings import CONFIG_VARIABLE, Loaded, Setting, load_settings
 
 DESCRIPTION = """\
-Serve a model on this machine: a worker, a scheduler and an OpenAI-compatible gateway, started and looked after.
+Serve a model on this machine: workers, a scheduler and an OpenAI-compatible gateway, started and looked after.
 Ctrl-C lets running requests finish and stops all; a second Ctrl-C stops at once."""
 
 
@@ -32,8 +32,16 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: Annotated[str | None, Setting(help="size of the KV cache, such as 2GiB")] = None
     max_num_seqs: Annotated[int | None, Setting(help="requests that run at one time", minimum=1)] = None
     max_num_batched_tokens: Annotated[int | None, Setting(help="tokens computed in one step", minimum=1)] = None
+    threads: Annotated[int | None, Setting(help="compute threads of each worker; none: the cores, divided among them", minimum=1)] = None
 
     # scheduler
+    policy: Annotated[str | None, Setting(help="who runs first: fcfs or priority")] = None
+    step_timeout: Annotated[
+        float | None, Setting(help="least age of a step at which its worker counts as lost", unit="seconds", minimum=1)
+    ] = None
+    replica_timeout: Annotated[
+        float | None, Setting(help="how long a request waits for a worker when there is none", unit="seconds", minimum=0)
+    ] = None
     enable_prefix_caching: Annotated[bool | None, Setting(help="reuse what is computed of prompts that begin alike")] = None
 
     # frontend
@@ -47,13 +55,22 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: Annotated[tuple[str, ...] | None, Setting(help="names the model answers to, separated by commas")] = None
     chat_template: Annotated[str | None, Setting(help="file with a Jinja chat template, instead of the model's own")] = None
     generation_config: Annotated[str | None, Setting(help="sampling defaults: auto for the model's own, or neutral")] = None
+    handover_timeout: Annotated[
+        float | None,
+        Setting(help="how long a request whose scheduler is lost waits for one; 0: it ends at once", unit="seconds", minimum=0),
+    ] = None
     drain_timeout: Annotated[float | None, Setting(help="running requests may take so long when stopping", unit="seconds", minimum=0)] = (
         None
     )
 
     # the launcher
+    workers: Annotated[int, Setting(help="worker processes, each with the whole model", minimum=1, maximum=64)] = 1
     max_restarts: Annotated[
-        int, Setting(help="how often within a minute services that died are restarted; one more stops all, 0 never restarts", minimum=0)
+        int,
+        Setting(
+            help="restarts within a minute of services that died; one death more stops all. 0: none is restarted, the others go on",
+            minimum=0,
+        ),
     ] = 5
     startup_timeout: Annotated[float, Setting(help="a service may take so long to become ready", unit="seconds", minimum=1)] = 600.0
     log_level: Annotated[LogLevel, Setting(help="least level that is logged: debug, info, warning or error")] = "info"

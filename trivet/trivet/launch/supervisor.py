@@ -1,8 +1,8 @@
 """The life of a launch: start all, wait until each is healthy, keep them running, stop them in order.
 
 Owns the child processes. Before all are ready, a child that exits ends the launch, for a mistake is likelier than an accident; afterwards
-it is restarted as the policy allows. SIGINT, SIGTERM and SIGHUP drain: the frontend first, since its requests need the others; a second
-signal kills. Whatever happens here, no child outlives `run`.
+it is restarted as the policy allows, or left dead while the others go on where restarts are off. SIGINT, SIGTERM and SIGHUP drain: the
+frontend first, since its requests need the others; a second signal kills. Whatever happens here, no child outlives `run`.
 """
 
 import asyncio
@@ -91,6 +91,7 @@ class Supervisor:
         first_ready = [asyncio.Event() for _ in self._plans]
         services = [self._look_after(plan, event) for plan, event in zip(self._plans, first_ready, strict=True)]
         await _until_one_fails(self._announce(first_ready), *services)
+        raise LaunchFailed("no service is left, and restarts are off (--max-restarts 0)", EXIT_FAULT)
 
     async def _announce(self, first_ready: Sequence[asyncio.Event]) -> None:
         for event in first_ready:
@@ -100,14 +101,17 @@ class Supervisor:
         await self._when_ready()
 
     async def _look_after(self, plan: ProcessPlan, first_ready: asyncio.Event) -> None:
-        """One service, for as long as the launch lives."""
+        """One service, for as long as the launch lives, or until it died and restarts are off."""
         while True:
             child = self._start(plan)
             if await self._becomes_ready(child):
                 self._progress.ready(plan.name)
                 first_ready.set()
             code = await asyncio.shield(child.exited)
-            await asyncio.sleep(self._pause_after_death(child, code))
+            pause = self._pause_after_death(child, code)
+            if pause is None:
+                return
+            await asyncio.sleep(pause)
 
     def _start(self, plan: ProcessPlan) -> Child:
         self._progress.starting(plan.name)
@@ -117,7 +121,7 @@ class Supervisor:
 
     async def _becomes_ready(self, child: Child) -> bool:
         """True once healthy; False when it exited first. Raises `LaunchFailed` when it takes too long."""
-        healthy = asyncio.create_task(_until_serving(child.plan.health))
+        healthy = asyncio.create_task(_until_serving(child.plan))
         try:
             await asyncio.wait({healthy, child.exited}, timeout=self._startup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not healthy.done() and child.is_alive:
@@ -128,13 +132,16 @@ class Supervisor:
             healthy.cancel()
             await asyncio.gather(healthy, return_exceptions=True)
 
-    def _pause_after_death(self, child: Child, code: int) -> float:
-        """Seconds until the restart. Raises `LaunchFailed` where there must be none."""
+    def _pause_after_death(self, child: Child, code: int) -> float | None:
+        """Seconds until the restart, None where restarts are off. Raises `LaunchFailed` where all have to go."""
         name = child.plan.name
         if code == EXIT_CONFIGURATION:
             raise LaunchFailed(f"the {name} refuses its configuration: {_refusal(child)}", EXIT_CONFIGURATION)
         if not self._is_up:
             raise LaunchFailed(f"the {name} ended while starting ({describe_exit(code)}){_last_lines(child)}", EXIT_FAULT)
+        if self._policy.is_off:
+            logger.error("the %s died (%s); it stays so (--max-restarts 0), the others go on", name, describe_exit(code))
+            return None
         pause = self._policy.pause_after_death()
         if pause is None:
             raise LaunchFailed(f"the {name} died ({describe_exit(code)}), once too often to go on{_last_lines(child)}", EXIT_FAULT)
@@ -185,8 +192,8 @@ class Supervisor:
         await child.exited
 
 
-async def _until_serving(health: str) -> bool:
-    while not await is_serving(health):
+async def _until_serving(plan: ProcessPlan) -> bool:
+    while not await is_serving(plan.health, service=plan.health_name):
         await asyncio.sleep(HEALTH_EVERY_S)
     return True
 
