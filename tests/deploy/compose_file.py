@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,14 @@ class ConfigFailed(Exception):
     message: str
 
 
-def run_compose(*words: str, variables: dict[str, str] | None = None, folder: Path = ROOT, file: Path = FILE) -> str:
+def run_compose(*words: str, overlays: Sequence[str] = (), variables: dict[str, str] | None = None, folder: Path = ROOT) -> str:
     """What `docker-compose` prints, with no variables set but these; raises ConfigFailed with its complaint."""
     binary = shutil.which("docker-compose", path=str(Path(sys.executable).parent)) or shutil.which("docker-compose")
     if binary is None:
         pytest.skip("docker-compose is not to be had for this kind of machine")
+    files = [FILE, *(ROOT / "deploy" / f"compose.{overlay}.yml" for overlay in overlays)]
     answer = subprocess.run(
-        [binary, "--file", str(file), "--project-directory", str(folder), *words],
+        [binary, *(f"--file={file}" for file in files), "--project-directory", str(folder), *words],
         env={"PATH": os.environ["PATH"], "HOME": str(folder)} | (variables or {}),
         capture_output=True,
         text=True,
@@ -45,9 +46,10 @@ def run_compose(*words: str, variables: dict[str, str] | None = None, folder: Pa
     return answer.stdout
 
 
-def resolved(variables: dict[str, str] | None = None, *, folder: Path = ROOT) -> dict[str, Any]:
-    """The whole project, every profile included. `folder` is where `.env` is looked for; the repository has none."""
-    return json.loads(run_compose("--profile", "*", "config", "--format", "json", variables=variables, folder=folder))
+def resolved(variables: dict[str, str] | None = None, *, overlays: Sequence[str] = (), folder: Path = ROOT) -> dict[str, Any]:
+    """The whole project, every profile included. `folder` is where `.env` is looked for."""
+    printed = run_compose("--profile", "*", "config", "--format", "json", overlays=overlays, variables=variables, folder=folder)
+    return json.loads(printed)
 
 
 def written() -> dict[str, Any]:

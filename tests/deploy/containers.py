@@ -100,12 +100,13 @@ async def container(
     own: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Container]:
     """A process of `service` with the variables that `project` gives it and then those of `own`; `names` is what it can look up."""
+    image = read_dockerfile(project["services"][service]["image"].removeprefix("trivet-"))
     host = own_address()
     name = f"{service}-{host}"
     environment = {key: ports.rewrite(value, host) for key, value in environment_of(dict(project), service).items()}
     if service == "frontend":  # the one service whose host and port are two settings
         environment |= {"TRIVET_FRONTEND_HOST": host, "TRIVET_FRONTEND_PORT": str(ports[int(environment["TRIVET_FRONTEND_PORT"])])}
-    command = [python, *read_dockerfile(service).last("ENTRYPOINT").words[1:]]
+    command = [python, *image.last("ENTRYPOINT").words[1:]]
     for key, addresses in (names or {}).items():
         for variable, value in environment.items():
             environment[variable] = _named(value, key, addresses, ports)
@@ -120,7 +121,7 @@ async def container(
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=folder
         )
-    _, *arguments = read_dockerfile(service).health_command
+    _, *arguments = image.health_command
     health = (python, *(ports.rewrite(word, host) for word in arguments))
     running = Container(name, host, health[-1].removesuffix("/health/live"), process, health, environment, log_file)
     try:

@@ -68,7 +68,8 @@ class StandIn:
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                path = head.split(b" ", 2)[1]
+                path, version = head.split(b"\r\n", 1)[0].split(b" ")[1:]
+                assert version == b"HTTP/1.1"
                 if length := re.search(rb"(?i)content-length: (\d+)", head):
                     await reader.readexactly(int(length[1]))
                 if path == b"/stream":
@@ -157,7 +158,7 @@ async def balancing(folder: Path, *named: str, http_port: int, grpc_port: int) -
             (r"bind :8405", f"bind 127.0.0.1:{metrics}"),
             (r"frontend:8000", f"frontend:{http_port}"),
             (r"frontend:8001", f"frontend:{grpc_port}"),
-            (r"check port 8000", f"check port {http_port}"),
+            (r"connect port 8000", f"connect port {http_port}"),
         ):
             text, count = re.subn(pattern, replacement, text)
             assert count == 1, f"{pattern} is in the configuration {count} times"

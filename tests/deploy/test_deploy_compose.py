@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from jsonschema import Draft202012Validator
 from trivet_chassis.addresses import parse_address
 from trivet_chassis.settings import PREFIX, load_settings
+from trivet_doubles.mock_worker.config import MockWorkerSettings
 from trivet_frontend.config import FrontendSettings
 from trivet_frontend.engine import identity_of
 from trivet_scheduler.config import SchedulerSettings
@@ -19,6 +21,7 @@ from tests.deploy.compose_file import FILE, OWN, ROOT, ConfigFailed, environment
 from tests.deploy.dockerfile import read_dockerfile
 
 SETTINGS: dict[str, type[msgspec.Struct]] = {"frontend": FrontendSettings, "scheduler": SchedulerSettings, "worker": WorkerSettings}
+SCHEMA = ROOT / "deploy" / "compose-spec" / "compose-spec.json"
 FULL_DRAIN_MARGIN_S = 10
 
 
@@ -44,14 +47,14 @@ def seconds(duration: str) -> int:
 
 
 def test_the_file_follows_the_compose_specification() -> None:
-    schema = json.loads((ROOT / "deploy" / "compose-spec" / "compose-spec.json").read_text())
+    schema = json.loads(SCHEMA.read_text())
     errors = [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(written())]
     assert not errors, "\n".join(errors)
     assert "version" not in written()
 
 
 def test_the_schema_refuses_what_is_no_compose_file() -> None:
-    schema = json.loads((ROOT / "deploy" / "compose-spec" / "compose-spec.json").read_text())
+    schema = json.loads(SCHEMA.read_text())
     assert list(Draft202012Validator(schema).iter_errors({"services": {"worker": {"image": "worker", "helthcheck": {}}}}))
 
 
@@ -163,6 +166,41 @@ def test_the_env_file_reaches_the_services_and_what_compose_must_know(tmp_path: 
     assert settings_of(project, "scheduler").steps_in_flight == 1
     assert ("worker", "bind", "/srv/models") in [(name, each["type"], each["source"]) for name, each in mounts_of(project)]
     assert "8080" in [port["published"] for port in project["services"]["load-balancer"]["ports"]]
+
+
+def test_mock_workers_take_the_place_of_workers() -> None:
+    project = resolved(overlays=["mock-worker"])
+    environment = environment_of(project, "worker")
+    settings = load_settings(MockWorkerSettings, section="mock_worker", prog="", description="", argv=[], environ=environment).value
+    settings.check()
+    assert all(name.startswith(f"{PREFIX}MOCK_WORKER_") for name in environment)
+    assert settings.scheduler == "scheduler:7100"
+    worker = project["services"]["worker"]
+    assert Path(worker["build"]["context"], worker["build"]["dockerfile"]).is_file()
+    assert worker["image"] == "trivet-doubles"
+    port = parse_address(settings.metrics_listen).port
+    assert worker["healthcheck"]["test"][-1] == f"http://127.0.0.1:{port}/health/ready"
+
+
+def test_workers_of_other_machines_reach_the_scheduler_only_where_that_is_asked_for() -> None:
+    with pytest.raises(ConfigFailed, match="SCHEDULER_ADDRESS"):
+        resolved(overlays=["remote-workers"])
+    [port] = resolved({"SCHEDULER_ADDRESS": "10.0.0.5"}, overlays=["remote-workers"])["services"]["scheduler"]["ports"]
+    assert (port["host_ip"], port["published"], port["target"]) == ("10.0.0.5", "7100", 7100)
+
+
+@pytest.mark.parametrize("overlay", sorted(FILE.parent.glob("deploy/compose.*.yml")), ids=lambda path: path.name)
+def test_an_overlay_follows_the_compose_specification(overlay: Path) -> None:
+    class Loader(yaml.SafeLoader):
+        """Compose's own tags, which say how files are merged."""
+
+    Loader.add_constructor(
+        "!override",
+        lambda loader, node: (
+            loader.construct_mapping(node, deep=True) if isinstance(node, yaml.MappingNode) else loader.construct_sequence(node, deep=True)
+        ),
+    )
+    assert not list(Draft202012Validator(json.loads(SCHEMA.read_text())).iter_errors(yaml.load(overlay.read_text(), Loader)))
 
 
 def test_our_own_services_can_do_no_more_than_they_need(project: dict[str, Any]) -> None:

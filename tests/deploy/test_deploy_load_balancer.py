@@ -1,6 +1,7 @@
 """The load balancer follows the frontends there are, holds no stream back, and says well that nobody is there."""
 
 import asyncio
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ async def test_calls_over_one_grpc_channel_go_to_every_frontend_and_stream(tmp_p
             return answered == {SECOND, THIRD}
 
         await eventually(both_answered, within=WITHIN, what="both frontends have answered over one channel")
+
+        async def checked_and_found_well() -> bool:
+            page = (await balancer.http.get(balancer.metrics)).text
+            checks = re.findall(r'haproxy_server_check_status\{proxy="grpc",server="frontend-[12]",state="L7OK"\} (\d)', page)
+            return checks == ["1", "1"]
+
+        # Both are in turn from the moment they are found; that they stay there takes a check that each passes.
+        await eventually(checked_and_found_well, within=WITHIN, what="both frontends pass their checks")
 
 
 async def test_a_grpc_stream_is_passed_on_message_by_message(tmp_path: Path) -> None:

@@ -17,11 +17,7 @@ from tests.deploy.load_balancer import LoadBalancer, balancing
 from tests.deploy.test_deploy_observability import LOAD_BALANCER, METRIC, expressions
 from tests.deployment import READY_WITHIN, eventually
 
-SMALL_WORKER = {
-    "TRIVET_WORKER_DTYPE": "float32",
-    "TRIVET_WORKER_THREADS": "1",
-    "TRIVET_WORKER_KV_CACHE_MEMORY": "128MiB",
-}
+SMALL_WORKER = {"TRIVET_WORKER_DTYPE": "float32", "TRIVET_WORKER_THREADS": "1", "TRIVET_WORKER_KV_CACHE_MEMORY": "128MiB"}
 WORK_WITHIN = 60.0
 
 
@@ -34,9 +30,9 @@ class Suite:
 
 
 @asynccontextmanager
-async def scaled(folder: Path, count: int) -> AsyncIterator[Suite]:
+async def scaled(folder: Path, count: int, *overlays: str) -> AsyncIterator[Suite]:
     """As `docker compose up --wait` brings them up with each service scaled to `count`: schedulers, workers, frontends."""
-    project, ports = resolved(), Ports()
+    project, ports = resolved(overlays=overlays), Ports()
     async with AsyncExitStack() as stack:
 
         async def start(service: str, names: dict[str, list[str]], own: dict[str, str]) -> Container:
@@ -46,8 +42,10 @@ async def scaled(folder: Path, count: int) -> AsyncIterator[Suite]:
         await asyncio.gather(*(each.until("live", within=READY_WITHIN) for each in schedulers))
         names = {"scheduler": [each.host for each in schedulers]}
         workers = []
-        for _ in range(count):
-            workers.append(await start("worker", names, SMALL_WORKER))
+        for scheduler in schedulers:
+            # A mock worker takes one address and no list of them; here each gets a scheduler of its own.
+            home = {"TRIVET_MOCK_WORKER_SCHEDULER": f"{scheduler.host}:{ports[7100]}"}
+            workers.append(await start("worker", names, home if "mock-worker" in overlays else SMALL_WORKER))
             # One after the other: workers that look at the same moment for the scheduler with the fewest may choose the same.
             await workers[-1].until("ready", within=READY_WITHIN)
         frontends = [await start("frontend", names, {}) for _ in range(count)]
@@ -76,33 +74,38 @@ async def complete(client: httpx.AsyncClient, number: int) -> str:
     return answer.json()["choices"][0]["text"]
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_two_of_each_serve_together_and_all_of_them_work(tmp_path: Path) -> None:
-    async with scaled(tmp_path, 2) as suite:
+@pytest.mark.parametrize("overlays", [("mock-worker",), pytest.param((), marks=pytest.mark.long)], ids=["mock workers", "workers"])
+async def test_two_of_each_serve_together_and_all_of_them_work(overlays: tuple[str, ...], tmp_path: Path) -> None:
+    async with scaled(tmp_path, 2, *overlays) as suite:
         for frontend in suite.frontends:
             async with httpx.AsyncClient(base_url=frontend.url, timeout=60) as client:
                 assert all(await asyncio.gather(*(complete(client, number) for number in range(8))))
 
         async def all_have_worked() -> bool:
             assert all(await asyncio.gather(*(complete(suite.balancer.http, 100 + number) for number in range(8))))
-            steps = [(await metrics_of(each)).get("trivet_worker_steps_total", 0) for each in suite.workers]
+            tokens = [(await metrics_of(each)).get("vllm:generation_tokens_total", 0) for each in suite.schedulers]
             requests = [(await metrics_of(each)).get("vllm:request_success_total", 0) for each in suite.frontends]
             # More than the eight that each was sent itself: the load balancer uses both.
-            return all(steps) and all(count > 8 for count in requests)
+            return all(tokens) and all(count > 8 for count in requests)
 
-        await eventually(all_have_worked, within=WORK_WITHIN, what="both workers have run steps, and both frontends answered")
+        await eventually(all_have_worked, within=WORK_WITHIN, what="both schedulers' workers have run, and both frontends answered")
         assert [(await metrics_of(each))["trivet_replicas_ready"] for each in suite.schedulers] == [1, 1]
         assert [(await metrics_of(each))["trivet_sessions"] for each in suite.schedulers] == [2, 2]
-
         await streams_through(suite.balancer)
-        await shows_what_the_dashboard_asks_for(suite)
+        await shows_what_the_dashboard_asks_for(suite, ("frontend", "scheduler") if overlays else ("frontend", "scheduler", "worker"))
 
         # One of each leaves, as for a new version: nobody who calls the load balancer sees it.
         calls = asyncio.gather(*(complete(suite.balancer.http, 200 + number) for number in range(24)))
         await suite.frontends[0].leave()
         assert all(await calls)
         await suite.workers[0].leave()
+
+        async def left_out() -> bool:
+            return (await metrics_of(suite.frontends[1]))["trivet_engine_replicas_ready"] == 1
+
+        # A scheduler says each second how many workers it has. What it is sent before it has said so waits for another worker there.
+        await eventually(left_out, within=WORK_WITHIN, what="the frontend knows which scheduler has a worker")
         assert all(await asyncio.gather(*(complete(suite.balancer.http, 300 + number) for number in range(8))))
 
 
@@ -117,17 +120,14 @@ async def streams_through(balancer: LoadBalancer) -> None:
     assert len(pieces) > 4, "the stream came in a few large pieces: something held it back"
 
 
-async def shows_what_the_dashboard_asks_for(suite: Suite) -> None:
-    """Each series of each panel is on a page of the job that it names, or of one of ours where it names none."""
-    pages = {
-        "frontend": await metrics_of(suite.frontends[0]),
-        "scheduler": await metrics_of(suite.schedulers[0]),
-        "worker": await metrics_of(suite.workers[0]),
-    }
+async def shows_what_the_dashboard_asks_for(suite: Suite, jobs: Sequence[str]) -> None:
+    """Each series of each panel is on a page of the job that it names, or of one of `jobs` where it names none."""
+    first = {"frontend": suite.frontends[0], "scheduler": suite.schedulers[0], "worker": suite.workers[0]}
+    pages = {job: await metrics_of(first[job]) for job in jobs}
     for expression in expressions():
         for name, labels in re.findall(rf"({METRIC.pattern})(\{{[^}}]*\}})?", expression):
-            if name in LOAD_BALANCER:
-                continue
             picked = re.search(r'job="(\w+)"', labels)
-            jobs = [picked[1]] if picked else list(pages)
-            assert any(name in pages[job] for job in jobs), f"{name} is on no page of {jobs}"
+            asked = [picked[1]] if picked else jobs
+            if name in LOAD_BALANCER or (name.startswith("trivet_worker_") and "worker" not in jobs):
+                continue
+            assert any(name in pages[job] for job in asked), f"{name} is on no page of {asked}"
