@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from trivet_client import AsyncClient, SamplingParams
 
 from tests.deploy.compose_file import resolved
 from tests.deploy.containers import Container, Ports, container
@@ -93,6 +94,9 @@ async def test_two_of_each_serve_together_and_all_of_them_work(overlays: tuple[s
         assert [(await metrics_of(each))["trivet_replicas_ready"] for each in suite.schedulers] == [1, 1]
         assert [(await metrics_of(each))["trivet_sessions"] for each in suite.schedulers] == [2, 2]
         await streams_through(suite.balancer)
+        async with AsyncClient(suite.balancer.grpc) as client:
+            answers = await asyncio.gather(*(client.complete("Two,", SamplingParams(max_tokens=2, temperature=0)) for _ in range(4)))
+        assert all(answer.text for answer in answers)
         await shows_what_the_dashboard_asks_for(suite, ("frontend", "scheduler") if overlays else ("frontend", "scheduler", "worker"))
 
         # One of each leaves, as for a new version: nobody who calls the load balancer sees it.
