@@ -99,16 +99,23 @@ Register = Callable[[grpc.aio.Server], None]
 
 
 async def create_server(
-    listen: str, *, register: Register, services: Sequence[str], interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    listen: str,
+    *,
+    register: Register,
+    services: Sequence[str],
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    write_timeout_s: float | None = None,
 ) -> RpcServer:
     """Bind a server. `register` adds the servicers; `services` are their full names, for health and reflection.
+
+    A peer that takes no message of a stream for `write_timeout_s` seconds has its call ended with CANCELLED; None: the server waits.
 
     Raises INVALID_ARGUMENT when the address is malformed or taken.
     """
     address = parse_address(listen, "listen")
     if address.is_unix:
         claim(address.path)
-    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[ErrorInterceptor(), *interceptors])
+    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[ErrorInterceptor(write_timeout_s), *interceptors])
     own_health = Health(services)
     await own_health.ready(False)
     register(server)

@@ -4,6 +4,7 @@
 An exception that nobody foresaw is logged here, with its traceback; the caller gets INTERNAL and the request id, nothing else.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -49,7 +50,10 @@ def request_id_metadata() -> tuple[tuple[str, str], ...]:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Maps what handlers raise; gives each call a request id."""
+    """Maps what handlers raise; gives each call a request id; ends streams whose peer does not read them."""
+
+    def __init__(self, write_timeout_s: float | None = None) -> None:
+        self._write_timeout_s = write_timeout_s
 
     async def intercept_service(
         self,
@@ -63,7 +67,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
             wrap = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
             inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            return wrap(_guard_stream(inner, method), handler.request_deserializer, handler.response_serializer)
+            return wrap(_guard_stream(inner, method, self._write_timeout_s), handler.request_deserializer, handler.response_serializer)
         wrap = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
         inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
         return wrap(_guard_unary(inner, method), handler.request_deserializer, handler.response_serializer)
@@ -80,7 +84,7 @@ def _guard_unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[
     return call
 
 
-def _guard_stream(inner: Callable[..., Any], method: str) -> Callable[..., Any]:
+def _guard_stream(inner: Callable[..., Any], method: str, write_timeout_s: float | None) -> Callable[..., Any]:
     # Not a generator: a call that is cancelled while a message is being written would leave a generator to the garbage collector,
     # and the handler's own clean-up with it.
     async def call(request: Any, context: _Context) -> None:
@@ -88,7 +92,7 @@ def _guard_stream(inner: Callable[..., Any], method: str) -> Callable[..., Any]:
         try:
             answers = inner(request, context)
             if hasattr(answers, "__aiter__"):
-                await _write_all(answers, context)
+                await _write_all(answers, context, write_timeout_s)
             else:
                 await answers  # a handler that writes by itself
         except Exception as error:
@@ -97,14 +101,25 @@ def _guard_stream(inner: Callable[..., Any], method: str) -> Callable[..., Any]:
     return call
 
 
-async def _write_all(answers: AsyncIterator[Any], context: _Context) -> None:
+async def _write_all(answers: AsyncIterator[Any], context: _Context, timeout_s: float | None) -> None:
     if not isinstance(answers, AsyncGenerator):
         async for answer in answers:
-            await context.write(answer)
+            await _write(answer, context, timeout_s)
         return
     async with aclosing(answers) as closing:
         async for answer in closing:
+            await _write(answer, context, timeout_s)
+
+
+async def _write(answer: Any, context: _Context, timeout_s: float | None) -> None:
+    if timeout_s is None:
+        await context.write(answer)
+        return
+    try:
+        async with asyncio.timeout(timeout_s):
             await context.write(answer)
+    except TimeoutError:
+        raise TrivetError(ErrorKind.CANCELLED, f"the caller has not read its stream for {timeout_s:g} s") from None
 
 
 async def _end(context: _Context, error: Exception, method: str) -> None:

@@ -21,7 +21,7 @@ from trivet_proto.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_s
 
 from trivet_frontend.config import FrontendSettings
 from trivet_frontend.engine import EngineClient, ModelDescription, identity_of, software_version
-from trivet_frontend.openai import Gateway, GatewaySettings, HttpListener, UnknownFields, create_app
+from trivet_frontend.openai import ConnectionLimits, Gateway, GatewaySettings, HttpListener, UnknownFields, create_app
 from trivet_frontend.rpc import KeyInterceptor, PublicInference
 from trivet_frontend.serving import FrontendMetrics, Inference, SamplingDefaults, ServedModel, defaults_from
 from trivet_frontend.serving.model import ModelLanguage
@@ -88,6 +88,7 @@ class Frontend:
             register=lambda server: add_InferenceServiceServicer_to_server(servicer, server),
             services=[SERVICE_NAME],
             interceptors=[KeyInterceptor(keys)] if keys else [],
+            write_timeout_s=self._settings.slow_client_timeout,
         )
         await self._rpc.start()
 
@@ -100,10 +101,14 @@ class Frontend:
                 body_limit=settings.max_body_bytes,
                 unknown_fields=UnknownFields(settings.unknown_fields),
                 version=software_version(),
+                body_timeout=settings.body_timeout,
+                keepalive=settings.sse_keepalive,
+                slow_client_timeout=settings.slow_client_timeout,
             ),
         )
         app = create_app(gateway, api_keys=keys, allowed_origins=settings.allowed_origins)
-        self._http = HttpListener(app, self._http_address, root_path=settings.root_path)
+        limits = ConnectionLimits(connections=settings.max_connections, header_timeout=settings.header_timeout)
+        self._http = HttpListener(app, self._http_address, root_path=settings.root_path, limits=limits)
         await self._http.start()
 
     @property

@@ -8,11 +8,10 @@ from trivet_proto.errors import ErrorKind, TrivetError
 # What is over the limit is read and thrown away up to here, for a client that is still sending cannot read an answer.
 DISCARD_FACTOR = 4
 DISCARD_SECONDS = 10.0
-READ_SECONDS = 120.0
 
 
-async def read_body(request: Request, *, limit: int) -> bytes:
-    """The body; raises TOO_LARGE beyond `limit` bytes and DEADLINE_EXCEEDED when it does not come."""
+async def read_body(request: Request, *, limit: int, timeout_s: float) -> bytes:
+    """The body; raises TOO_LARGE beyond `limit` bytes and DEADLINE_EXCEEDED when it does not come in time."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         if int(declared) <= DISCARD_FACTOR * limit:
@@ -21,7 +20,7 @@ async def read_body(request: Request, *, limit: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(READ_SECONDS):
+        async with asyncio.timeout(timeout_s):
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
@@ -34,7 +33,7 @@ async def read_body(request: Request, *, limit: int) -> bytes:
                 if not message.get("more_body", False):
                     return b"".join(pieces)
     except TimeoutError:
-        raise TrivetError(ErrorKind.DEADLINE_EXCEEDED, f"the body did not come within {READ_SECONDS:g} s") from None
+        raise TrivetError(ErrorKind.DEADLINE_EXCEEDED, f"the body did not come within {timeout_s:g} s") from None
     if message.get("more_body", False):
         await _discard(request, (DISCARD_FACTOR - 1) * limit)
     raise _too_large(limit)

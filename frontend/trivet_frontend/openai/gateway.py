@@ -3,6 +3,7 @@
 Nothing here judges a request's meaning. A handler that waits for the engine is always raced against its client's leaving.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from trivet_frontend.openai.middleware import REQUEST_ID_KEY
 from trivet_frontend.openai.options import chat_input, chat_options, completion_input, completion_options, refuse
 from trivet_frontend.openai.responses import DetokenizeAnswer, ModelBlock, ModelList, TokenizeAnswer, encode
 from trivet_frontend.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from trivet_frontend.openai.sse import EventStream, answer_while_connected
+from trivet_frontend.openai.sse import KEEPALIVE, EventStream, StreamLimits, answer_while_connected
 from trivet_frontend.serving import ChatInput, ChoiceDelta, Generation, Inference, OpenStreams, ServedModel
 
 # A step of a long prompt may take many seconds on a CPU; the scheduler, which knows what it expects of a step, is stricter.
@@ -37,9 +38,12 @@ Events = Callable[[ChoiceDelta | None, AsyncGenerator[ChoiceDelta, None]], Async
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """What the handlers need of the configuration."""
+    """What the handlers need of the configuration; sizes in bytes, times in seconds."""
 
     body_limit: int
+    body_timeout: float
+    keepalive: float
+    slow_client_timeout: float
     unknown_fields: UnknownFields
     version: str
 
@@ -65,7 +69,7 @@ class Gateway:
         async def answer() -> Response:
             generation = await self._inference.chat(chat, options, model=body.model, request_id=request.scope[REQUEST_ID_KEY])
             if body.stream:
-                return await _streamed(generation, ChatChunks(generation, body).events)
+                return await self._streamed(generation, ChatChunks(generation, body).events)
             return await _whole(generation, lambda choices: chat_answer(generation, choices, body))
 
         return await answer_while_connected(request, answer)
@@ -77,7 +81,7 @@ class Gateway:
         async def answer() -> Response:
             generation = await self._inference.complete(completion, options, model=body.model, request_id=request.scope[REQUEST_ID_KEY])
             if body.stream:
-                return await _streamed(generation, CompletionChunks(generation, body).events)
+                return await self._streamed(generation, CompletionChunks(generation, body).events)
             return await _whole(generation, lambda choices: completion_answer(generation, choices, body))
 
         return await answer_while_connected(request, answer)
@@ -149,23 +153,63 @@ class Gateway:
         return Response(found.body, status_code=found.status, media_type="application/json")
 
     async def _decode(self, request: Request, body_type: type[BodyT]) -> BodyT:
-        body = await read_body(request, limit=self._settings.body_limit)
+        body = await read_body(request, limit=self._settings.body_limit, timeout_s=self._settings.body_timeout)
         return decode_body(body, body_type, self._settings.unknown_fields)
+
+    async def _streamed(self, generation: Generation, events: Events) -> Response:
+        """A stream, once its first delta is there: what fails before is an ordinary error answer.
+
+        If none comes for long, the stream begins without one.
+        """
+        settings = self._settings
+        limits = StreamLimits(keepalive=settings.keepalive, slow_client=settings.slow_client_timeout)
+        deltas = generation.deltas()
+        beginning = asyncio.ensure_future(anext(deltas, None))
+        try:
+            await asyncio.wait((beginning,), timeout=settings.keepalive or None)
+            if beginning.done():
+                written = events(beginning.result(), deltas)
+            else:
+                deltas = _begun(beginning, deltas)
+                written = _after_comment(events(None, deltas))
+        except BaseException:
+            beginning.cancel()
+            await asyncio.gather(beginning, return_exceptions=True)
+            generation.close()
+            raise
+
+        def close() -> None:
+            beginning.cancel()
+            generation.close()
+
+        return EventStream(_closing(deltas, written), limits=limits, on_unsent=close)
+
+
+async def _begun(first: asyncio.Future[ChoiceDelta | None], rest: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[ChoiceDelta, None]:
+    """All deltas, the first of which is being waited for."""
+    try:
+        delta = await first
+        if delta is not None:
+            yield delta
+        async with contextlib.aclosing(rest):
+            async for delta in rest:
+                yield delta
+    finally:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await rest.aclose()
+
+
+async def _after_comment(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """`events` behind a comment, which shows that the stream lives."""
+    yield KEEPALIVE
+    async with contextlib.aclosing(events):
+        async for piece in events:
+            yield piece
 
 
 async def _whole(generation: Generation, write: Callable[[list[Collected]], bytes]) -> Response:
     return _json(write(await collect(generation)))
-
-
-async def _streamed(generation: Generation, events: Events) -> Response:
-    """A stream, once its first delta is there: what fails before is an ordinary error answer."""
-    deltas = generation.deltas()
-    try:
-        first = await anext(deltas, None)
-    except BaseException:
-        generation.close()
-        raise
-    return EventStream(_closing(deltas, events(first, deltas)), on_unsent=generation.close)
 
 
 async def _closing(deltas: AsyncGenerator[ChoiceDelta, None], events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

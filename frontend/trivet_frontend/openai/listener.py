@@ -8,12 +8,15 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 from trivet_chassis.addresses import Address
 from trivet_chassis.sockets import claim, release
 from trivet_proto.errors import invalid
+
+from trivet_frontend.openai.connection import ConnectionLimits, LimitedConnection
 
 KEEP_ALIVE_SECONDS = 75
 # After the drain nothing should run; what does is cancelled.
@@ -30,11 +33,11 @@ class _Server(uvicorn.Server):
 class HttpListener:
     """Serves an application at one address."""
 
-    def __init__(self, app: ASGIApp, address: Address, *, root_path: str) -> None:
+    def __init__(self, app: ASGIApp, address: Address, *, root_path: str, limits: ConnectionLimits) -> None:
         self._address = address
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=partial(LimitedConnection, limits),  # type: ignore[arg-type]  # called as the class would be
             ws="none",
             lifespan="off",
             access_log=False,

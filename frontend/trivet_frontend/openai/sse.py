@@ -6,40 +6,66 @@ An answer is a race between the work and the client's going: whichever ends firs
 
 import asyncio
 import contextlib
+import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from trivet_frontend.openai.connection import ABORT_KEY
 from trivet_frontend.openai.errors import as_trivet_error, error_body
 
 ResultT = TypeVar("ResultT")
 
+logger = logging.getLogger(__name__)
+
 DONE = b"data: [DONE]\n\n"
+# A comment: clients drop it, and whatever stands between sees that the stream lives.
+KEEPALIVE = b": keep-alive\n\n"
+LOOKS_PER_LIMIT = 3
 
 
 def event(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLimits:
+    """In seconds: after how much silence a stream sends a comment (0: never), and how long its client may read nothing."""
+
+    keepalive: float
+    slow_client: float
+
+
 class EventStream(Response):
-    """Sends what `events` yields, each piece as it comes; closes it when the client leaves."""
+    """Sends what `events` yields, each piece as it comes, and a comment when there is nothing; closes it when the client leaves."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, on_unsent: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], *, limits: StreamLimits, on_unsent: Callable[[], None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         # A stream has no length; the base class has put one for its empty body.
         self.raw_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
         self._events = events
+        self._limits = limits
         # A generator that was never begun runs no clean-up of its own.
         self._on_unsent = on_unsent
+        # Since when the piece at hand is being written, and since when there is silence; at most one of them.
+        self._writing_since: float | None = None
+        self._silent_since: float | None = None
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def look() -> None:
+            await self._look(scope, send)
+
+        every = min(self._limits.keepalive or self._limits.slow_client, self._limits.slow_client) / LOOKS_PER_LIMIT
         try:
-            await run_while_connected(receive, lambda: self._send_all(send))
+            await run_while_connected(receive, lambda: self._send_all(send), look=look, every=every)
         finally:
             self._on_unsent()
 
@@ -48,21 +74,60 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 async for piece in events:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await self._write(send, piece)
             except Exception as error:
-                await send({"type": "http.response.body", "body": event(error_body(as_trivet_error(error))), "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await self._write(send, event(error_body(as_trivet_error(error))))
+            async with self._turn:
+                self._silent_since = None
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send, piece: bytes) -> None:
+        async with self._turn:
+            await self._put(send, piece)
+
+    async def _put(self, send: Send, piece: bytes) -> None:
+        self._writing_since, self._silent_since = time.monotonic(), None
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._writing_since, self._silent_since = None, time.monotonic()
+
+    async def _look(self, scope: Scope, send: Send) -> None:
+        """Cut a client that takes nothing, keep a silent stream alive."""
+        now = time.monotonic()
+        if self._writing_since is not None and now - self._writing_since > self._limits.slow_client:
+            logger.warning("a client has not read its stream for %g s: its connection is cut", self._limits.slow_client)
+            # Nothing else gets rid of what is unsent.
+            if (abort := scope.get(ABORT_KEY)) is not None:
+                abort()
+            raise ClientDisconnect
+        if self._turn.locked():
+            return  # something is being said
+        async with self._turn:
+            if self._silent_since is not None and self._limits.keepalive and now - self._silent_since >= self._limits.keepalive:
+                await self._put(send, KEEPALIVE)
 
 
-async def run_while_connected(receive: Receive, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """The result of `work`; cancels it and raises `ClientDisconnect` when the client leaves first."""
+async def run_while_connected(
+    receive: Receive,
+    work: Callable[[], Awaitable[ResultT]],
+    *,
+    look: Callable[[], Awaitable[None]] | None = None,
+    every: float | None = None,
+) -> ResultT:
+    """The result of `work`; cancels it and raises `ClientDisconnect` when the client leaves first.
+
+    `look` is called each `every` seconds meanwhile, and what it raises ends the work.
+    """
     working = asyncio.ensure_future(work())
     leaving = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
+        while True:
+            done, _ = await asyncio.wait((working, leaving), timeout=every, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            if done:
+                raise ClientDisconnect
+            if look is not None:
+                await look()
     finally:
         # Also when this task itself is cancelled: nothing may go on behind it.
         for task in (working, leaving):
