@@ -56,6 +56,7 @@ class Held:
     samples: bool
     num_prompt: int
     reports_prompt_from: int | None  # first prompt position without reported logprobs; None: none are wanted
+    is_broken: bool = False  # its logits were not finite
 
     def append(self, token: int) -> None:
         self.ids.append(token)
@@ -83,6 +84,17 @@ class ModelWorker:
         tokens, counts, flags, prompts = [], [], [], []
         for handle, computed, scheduled in rows:
             held = self.held[handle]
+            is_last = computed + scheduled == len(held.ids)
+            if handle in broken and is_last and held.samples:
+                held.is_broken = True
+                flags.append(FLAG_NON_FINITE)
+            else:
+                flags.append(0)
+            if held.is_broken:
+                # Its end is on the way; until then it may run on, with tokens that it does not have.
+                self._poison(handle, held, computed, computed + scheduled)
+                counts.append(0)
+                continue
             for position in range(computed, computed + scheduled):
                 assert position < len(held.ids), "a token that does not exist is run"
                 self._write(held, position, held.slots[position])
@@ -92,14 +104,10 @@ class ModelWorker:
                 if first <= last:
                     logprobs = types_pb2.Logprobs(counts=bytes(4 * (last + 1 - first)))
                     prompts.append((handle, first, logprobs))
-            is_done = computed + scheduled == len(held.ids) and held.samples
-            flags.append(FLAG_NON_FINITE if is_done and handle in broken else 0)
-            if flags[-1]:
-                self.poisoned.update(dict.fromkeys(held.blocks, handle))
-            elif is_done:
+            if is_last and held.samples:
                 tokens.append(next_token(fold(token for token, _ in read), held.seed))
                 held.append(tokens[-1])
-            counts.append(int(is_done and not flags[-1]))
+            counts.append(int(is_last and held.samples))
         return outcome(plan.number, StepStatus.DONE, [handle for handle, _, _ in rows], counts, tokens, flags, prompts)
 
     def skip(self, plan: StepPlan) -> StepOutcome:
@@ -144,6 +152,12 @@ class ModelWorker:
 
     def _write(self, held: Held, position: int, slot: Slot) -> None:
         self.content.setdefault(held.blocks[position // self.block_size], [UNWRITTEN] * self.block_size)[position % self.block_size] = slot
+
+    def _poison(self, handle: int, held: Held, first: int, last: int) -> None:
+        """The keys and values of [first, last) are not finite."""
+        for position in range(first, last):
+            self._write(held, position, GARBAGE)
+            self.poisoned[held.blocks[position // self.block_size]] = handle
 
     def _read(self, handle: int, held: Held, count: int) -> list[Slot]:
         """What the blocks hold for the first `count` tokens; with `strict` it must have been written for this very prefix."""

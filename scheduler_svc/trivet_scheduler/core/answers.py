@@ -79,12 +79,12 @@ class Answers:
             at += count
             logprobs_from = logprobs_at
             logprobs_at += count if row in row_logprobs else 0
+            if flags[row] & FLAG_NON_FINITE:
+                replica.distrust(request, flight.handles[row])
             if request.status.is_finished:
                 continue  # overrun: it ended while this step ran
             request.failures = 0
             if flags[row]:
-                if flags[row] & FLAG_NON_FINITE:
-                    replica.distrust(request, flight.handles[row])
                 self._book.fail(request, _broken(flags[row]), deltas.setdefault(request, Delta(request)))
                 continue
             if sampled:
