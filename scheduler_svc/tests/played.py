@@ -239,10 +239,11 @@ class Deployment:
     def num_streams(self) -> int:
         return len(self.frontends.streams) + len(self.workers.streams)
 
-    async def worker(self, name: str = "replica", channel: grpc.aio.Channel | None = None) -> PlayedWorker:
+    async def worker(self, name: str = "replica", hello: worker_pb2.WorkerHello | None = None) -> PlayedWorker:
         """A worker that is ready."""
-        played = self.play(PlayedWorker(channel or self.channel, name))
-        await until(lambda: any(link.name == name and link.replica for link in self.engine.links) or played.ended.is_set())
+        played = self.play(PlayedWorker(self.channel, name, hello))
+        name = played.hello.hello.name
+        await until(lambda: any(link.name == name for link in self.engine.links) or played.ended.is_set())
         assert played.error is None, played.error
         return played
 
@@ -281,6 +282,19 @@ async def deployment(tmp_path: Path, pulse: Pulse = STEADY, **settings: object) 
         finally:
             await played.stop_playing()
             await server.stop(0)
+
+
+async def end_of(call: "grpc.aio.StreamStreamCall[object, object]") -> TrivetError:
+    """The error that a stream ends with, which nobody else reads."""
+    failure: grpc.aio.AioRpcError | None = None
+    try:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    except grpc.aio.AioRpcError as error:
+        failure = error
+    assert failure is not None, "the stream ended in peace"
+    assert failure.code() is error_of(failure).appearance.grpc_status
+    return error_of(failure)
 
 
 async def endless(queue: asyncio.Queue[Message]) -> AsyncIterator[Message]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from played import CONTEXT, DIGEST, Deployment, PlayedWorker, an_add, deployment, until, worker_hello
-from trivet_chassis.rpc import create_channel, error_of
-from trivet_proto.errors import ErrorKind, TrivetError
+from played import CONTEXT, DIGEST, Deployment, PlayedWorker, an_add, deployment, end_of, until, worker_hello
+from trivet_chassis.rpc import create_channel
+from trivet_proto.errors import ErrorKind
 from trivet_proto.limits import MAX_MESSAGE_BYTES, MAX_STREAM_MESSAGE_BYTES
 from trivet_proto.packing import pack_f32, pack_i32, pack_u32
 from trivet_proto.revision import SCHEMA
@@ -19,7 +19,7 @@ ATTACH, SESSION = "/trivet.v1.WorkerService/Attach", "/trivet.v1.EngineService/S
 
 @asynccontextmanager
 async def running_request(tmp_path: Path) -> AsyncIterator[tuple[Deployment, grpc.aio.Channel]]:
-    """A request is in the middle of its run on one worker; afterwards it ends with all its tokens. The offender gets a channel of its own."""
+    """A request in the middle of its run, which ends with all its tokens afterwards, and a channel for the offender."""
     async with deployment(tmp_path) as deployed, create_channel(deployed.address) as channel:
         worker, frontend = await deployed.worker("good worker"), await deployed.frontend("good frontend")
         worker.go.clear()
@@ -31,15 +31,6 @@ async def running_request(tmp_path: Path) -> AsyncIterator[tuple[Deployment, grp
         assert frontend.tokens[1] == list(range(3, 23))
         assert not frontend.ended.is_set()
         assert not worker.ended.is_set()
-
-
-async def end_of(call: "grpc.aio.StreamStreamCall[object, object]") -> TrivetError:
-    """What a stream ends with."""
-    with pytest.raises(grpc.aio.AioRpcError) as ended:
-        while await call.read() is not grpc.aio.EOF:
-            pass
-    assert ended.value.code() is error_of(ended.value).appearance.grpc_status
-    return error_of(ended.value)
 
 
 def raw_stream(channel: grpc.aio.Channel, method: str) -> "grpc.aio.StreamStreamCall[bytes, bytes]":

@@ -83,7 +83,7 @@ class Engine:
         self.frozen = False  # nothing is sent to workers until it is lifted
         self.totals = EngineTotals()
         self.links: list[ReplicaLink] = []  # ready ones
-        self._sessions: list[SessionOwner] = []
+        self.sessions: list[SessionOwner] = []
         self._epochs = 0
         self._pump_due = False
         self._pumped = asyncio.Event()
@@ -98,20 +98,20 @@ class Engine:
         return types_pb2.Epoch(instance=self.instance, counter=self._epochs)
 
     def add_session(self, session: SessionOwner) -> None:
-        self._sessions.append(session)
+        self.sessions.append(session)
 
     def remove_session(self, session: SessionOwner) -> None:
         """Its requests are nobody's any more."""
-        if session not in self._sessions:
+        if session not in self.sessions:
             return
-        self._sessions.remove(session)
+        self.sessions.remove(session)
         for request in [request for request in self.core.requests if request.owner is session]:
             self.core.abort(request)
         self.wake()
 
     @property
     def num_sessions(self) -> int:
-        return len(self._sessions)
+        return len(self.sessions)
 
     @property
     def num_replicas(self) -> int:
@@ -161,7 +161,7 @@ class Engine:
         card.kv_capacity_tokens = self.core.capacity_tokens
         if card != self.card:
             self.card = card
-            for session in self._sessions:
+            for session in self.sessions:
                 session.take_model(card)
 
     def drain(self, link: ReplicaLink) -> None:
@@ -211,7 +211,7 @@ class Engine:
                 link.send_step(plan)
         for delta in self.core.take_deltas():
             owner = delta.request.owner
-            if owner in self._sessions:
+            if owner in self.sessions:
                 owner.take_delta(delta)
         for link in tuple(self.links):
             if link.is_draining and self.core.is_drained(link.replica):
