@@ -1,0 +1,130 @@
+"""Connections at their limits: silent streams, heads and bodies that do not come, too many clients, clients that do not read."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+
+import httpx
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def place_of(frontend) -> tuple[str, int]:
+    host, port = frontend.http_url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+@contextlib.asynccontextmanager
+async def connection(frontend) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(*place_of(frontend))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def post(body: dict, *, headers: str = "") -> bytes:
+    payload = json.dumps(body).encode()
+    return f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n{headers}\r\n".encode() + payload
+
+
+async def test_a_stream_that_is_queued_sends_comments_and_then_its_answer(start_frontend, scheduler) -> None:
+    scheduler.flowing.clear()
+    async with start_frontend(sse_keepalive=0.1) as frontend, httpx.AsyncClient(base_url=frontend.http_url) as http:
+        async with http.stream("POST", CHAT, json={"messages": HELLO, "max_tokens": 3, "stream": True}) as answer:
+            lines = answer.aiter_lines()
+            seen = [await anext(lines)]
+            while seen.count(": keep-alive") < 3:
+                seen.append(await anext(lines))
+            assert "assistant" in "".join(seen)
+            scheduler.flowing.set()
+            rest = [line async for line in lines if line and not line.startswith(":")]
+        assert rest[-1] == "data: [DONE]"
+        deltas = [json.loads(line[6:])["choices"][0] for line in rest[:-1]]
+        assert deltas[-1]["finish_reason"] == "length"
+        whole = await http.post(CHAT, json={"messages": HELLO, "max_tokens": 3})
+        text = "".join(delta["delta"].get("content", "") for delta in deltas)
+        assert text == whole.json()["choices"][0]["message"]["content"]
+
+
+async def test_a_failure_of_a_stream_that_began_with_a_comment_is_an_event(start_frontend, scheduler) -> None:
+    scheduler.flowing.clear()
+    async with start_frontend(sse_keepalive=0.1) as frontend, httpx.AsyncClient(base_url=frontend.http_url) as http:
+        async with http.stream("POST", CHAT, json={"messages": HELLO, "stream": True}) as answer:
+            assert answer.status_code == 200
+            lines = answer.aiter_lines()
+            await anext(lines)
+            [handle] = scheduler.live
+            scheduler.fail(handle)
+            rest = [line async for line in lines if line.startswith("data: ")]
+        assert json.loads(rest[-1][6:])["error"]["message"] == "the worker failed"
+        assert frontend.inference.requests_inside == 0
+
+
+async def test_a_head_or_body_that_does_not_come_is_given_up(start_frontend) -> None:
+    async with start_frontend(header_timeout=0.2, body_timeout=0.2) as frontend, asyncio.timeout(10):
+        async with connection(frontend) as (reader, writer):
+            writer.write(b"GET /health HTTP/1.1\r\nHost")
+            assert b"408 Request Timeout" in await reader.read()
+        async with connection(frontend) as (reader, _):
+            assert await reader.read() == b""
+        async with connection(frontend) as (reader, writer):
+            writer.write(post({"messages": HELLO})[:-5])
+            answer = await reader.readuntil(b"}")
+            assert answer.startswith(b"HTTP/1.1 504")
+            assert b"body did not come" in answer
+
+
+async def test_a_connection_may_rest_between_requests_and_trickle_no_head(start_frontend) -> None:
+    async with start_frontend(header_timeout=0.3) as frontend, connection(frontend) as (reader, writer), asyncio.timeout(10):
+        for _ in range(2):
+            writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.4)  # longer than a head may take
+        writer.write(b"GET /health/live HTTP/1.1\r\n")
+        assert b"408" in await reader.read()
+
+
+async def test_a_head_that_is_too_large_is_refused(start_frontend) -> None:
+    async with start_frontend() as frontend, connection(frontend) as (reader, writer), asyncio.timeout(10):
+        writer.write(b"GET /health HTTP/1.1\r\nX: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(20):
+                writer.write(b"x" * 10_000)
+                await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            assert b"431" in await reader.read()
+
+
+async def test_connections_over_the_limit_are_told_to_come_back(start_frontend) -> None:
+    async with start_frontend(max_connections=2) as frontend, contextlib.AsyncExitStack() as stack, asyncio.timeout(10):
+        pairs = [await stack.enter_async_context(connection(frontend)) for _ in range(2)]
+        for reader, writer in pairs:
+            writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"}")
+        async with connection(frontend) as (reader, _):
+            refused = await reader.read()
+            assert refused.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 1" in refused
+        for reader, writer in pairs:
+            writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_client_that_does_not_read_loses_its_connection_and_leaves_nothing(start_frontend, scheduler, caplog) -> None:
+    scheduler.script = lambda add, index: [1000] * 100_000
+    scheduler.tokens_per_step = 1000
+    async with start_frontend(slow_client_timeout=1) as frontend, asyncio.timeout(20):
+        with socket.create_connection(place_of(frontend)) as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            body = {"messages": HELLO, "max_tokens": 8000, "stream": True, "logprobs": True, "top_logprobs": 20}
+            deaf.sendall(post(body))
+            while not frontend.inference.streams.count:
+                await asyncio.sleep(0.02)
+            while frontend.inference.streams.count:
+                await asyncio.sleep(0.05)
+        assert frontend.inference.requests_inside == 0
+    assert "has not read its stream for 1 s" in caplog.text
