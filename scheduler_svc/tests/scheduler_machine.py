@@ -209,11 +209,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         started = [work.request for work in plan.new]
         assert set(started) == set(replica.running) - had
         assert not (started and (was_draining or self.scheduler.paused))
-        ranks = [waiting.rank(request) for request in started]
-        assert ranks == sorted(ranks), "the queue's order"
+        assert all(work.num_scheduled > 0 for work in plan.new)
+        assert (plan.known_scheduled > 0).all()
+        turns = [self.turn(request) for request in started]
+        assert turns == sorted(turns), "the queue's order"
         left = [request for request in waiting._waiting if not request.steps_in_flight]
-        if ranks and len(self.present()) == 1:
-            assert all(waiting.rank(request) > ranks[-1] for request in left), "nobody is passed over"
+        if turns and len(self.present()) == 1:
+            assert all(self.turn(request) > turns[-1] for request in left), "nobody is passed over"
         site.in_flight.append(plan)
         return plan
 
@@ -227,6 +229,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             for site in self.present():
                 if site.in_flight:
                     self.answer_step(site)
+
+    def turn(self, request: Request) -> tuple[int, int]:
+        """Its place in the queue, whether it came back there or not: handles rise with arrival."""
+        return request.spec.priority if self.scheduler.settings.policy == "priority" else 0, request.handle
 
     @precondition(lambda self: any(site.in_flight for site in self.present()))
     @rule(pick=Pick)
