@@ -71,12 +71,12 @@ def pid_of(deployment: Deployment, worker: str) -> int | None:
     return next((one.pid for one in deployment.processes() if f"--name={worker}" in one.cmdline()), None)
 
 
-async def reading_of(deployment: Deployment, worker: str) -> dict[str, float]:
-    """A worker's own metrics, summed over labels; nothing while it isn't there."""
+async def reading_of(deployment: Deployment, process: str) -> dict[str, float]:
+    """The metrics of the scheduler or of a worker, summed over labels; nothing while it isn't there."""
     totals: dict[str, float] = {}
-    for socket in deployment.folder.rglob(f"{worker}-metrics.sock"):
+    for socket in deployment.folder.rglob(f"{process}-metrics.sock"):
         transport = httpx.AsyncHTTPTransport(uds=str(socket))
-        async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=5) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://service", timeout=5) as client:
             try:
                 page = (await client.get("/metrics")).text
             except httpx.TransportError:
@@ -88,11 +88,25 @@ async def reading_of(deployment: Deployment, worker: str) -> dict[str, float]:
 
 
 async def steps_of(deployment: Deployment, workers: Sequence[str]) -> list[float]:
-    return [(await reading_of(deployment, worker))["trivet_worker_steps_total"] for worker in workers]
+    return [(await reading_of(deployment, worker)).get("trivet_worker_steps_total", 0.0) for worker in workers]
 
 
-async def killed_in_mid_stream(deployment: Deployment, gateway: Gateway, *, workers: Sequence[str], victim: str) -> None:
-    wanted = await run_all(gateway, Progress())
+async def requeued(deployment: Deployment) -> float:
+    return (await reading_of(deployment, "scheduler"))["trivet_requests_requeued_total"]
+
+
+async def until_attached(deployment: Deployment, worker: str, *, but: int) -> None:
+    """`but` is the process that it was before."""
+
+    async def is_back() -> bool:
+        reading = await reading_of(deployment, worker)
+        return pid_of(deployment, worker) not in (None, but) and reading.get("trivet_worker_attached") == 1
+
+    await eventually(is_back, within=60, what=f"{worker} is back")
+
+
+async def run_with_signal(deployment: Deployment, gateway: Gateway, number: int, *, workers: Sequence[str], victim: str) -> list[Any]:
+    """What all requests answered when `victim` was sent a signal while every worker was busy and every stream under way."""
     before = await steps_of(deployment, workers)
     progress = Progress()
     running = asyncio.create_task(run_all(gateway, progress))
@@ -101,24 +115,28 @@ async def killed_in_mid_stream(deployment: Deployment, gateway: Gateway, *, work
     assert all(then < later for then, later in zip(before, now, strict=True)), f"not all work: {before} {now}"
     pid = pid_of(deployment, victim)
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
     assert not running.done()
-    assert await running == wanted
-
-    async def is_back() -> bool:
-        reading = await reading_of(deployment, victim)
-        return pid_of(deployment, victim) != pid and reading.get("trivet_worker_attached") == 1
-
-    await eventually(is_back, within=60, what="the worker is back")
-    await gateway.still_answers()
-    await gateway.idle()
+    answers = await running
+    await until_attached(deployment, victim, but=pid)
+    return answers
 
 
-async def test_streams_end_as_ever_when_one_of_two_workers_is_killed() -> None:
+async def test_streams_end_as_ever_when_one_of_two_workers_goes() -> None:
     async with deployed("--workers", "2") as deployment, calling(deployment.base_url) as gateway:
-        await killed_in_mid_stream(deployment, gateway, workers=("worker-0", "worker-1"), victim="worker-1")
+        wanted = await run_all(gateway, Progress())
+        workers = ("worker-0", "worker-1")
+        assert await run_with_signal(deployment, gateway, signal.SIGKILL, workers=workers, victim="worker-1") == wanted
+        moved = await requeued(deployment)
+        assert moved > 0
+        assert await run_with_signal(deployment, gateway, signal.SIGTERM, workers=workers, victim="worker-0") == wanted
+        assert await requeued(deployment) == moved  # a worker that leaves finishes what runs there
+        await gateway.idle()
 
 
 async def test_streams_end_as_ever_when_the_only_worker_is_killed_and_comes_back() -> None:
     async with deployed() as deployment, calling(deployment.base_url) as gateway:
-        await killed_in_mid_stream(deployment, gateway, workers=("worker-0",), victim="worker-0")
+        wanted = await run_all(gateway, Progress())
+        assert await run_with_signal(deployment, gateway, signal.SIGKILL, workers=("worker-0",), victim="worker-0") == wanted
+        await gateway.still_answers()
+        await gateway.idle()
