@@ -107,41 +107,6 @@ def test_decodes_get_their_token_in_every_step_while_prompts_are_computed() -> N
         assert len(stream.output) == before + 1
 
 
-@in_flight
-@pytest.mark.parametrize("failing", [{2}, {1, 2}, {3, 5, 6}])
-def test_a_failed_step_is_run_again_without_loss(steps_in_flight: int, failing: set[int]) -> None:
-
-    scheduler = make_scheduler(steps_in_flight=steps_in_flight)
-    replica, worker, seen = make_replica(), ModelWorker(), Collected()
-    scheduler.attach(replica)
-    prompts = [list(range(9)), list(range(9)), [5, 6, 7]]
-    requests = [scheduler.add(make_spec(prompt, 9), None, [index], index, CONTEXT)[0] for index, prompt in enumerate(prompts)]
-    waiting, broken = [], None
-    for _ in range(500):
-        plan = scheduler.schedule(replica)
-        if plan is not None:
-            waiting.append(plan)
-            continue
-        if not waiting:
-            break
-        plan = waiting.pop(0)
-        if broken is not None and plan.resync != broken:
-            for handle in plan.finished_handles:
-                worker.held.pop(handle, None)
-            worker.run(plan, fail=True)  # its bookkeeping holds
-            scheduler.update(replica, outcome(plan.number, StepStatus.SKIPPED, [], [], []))
-        elif plan.number in failing:
-            broken = plan.number
-            scheduler.update(replica, worker.run(plan, fail=True))
-        else:
-            broken = None
-            scheduler.update(replica, worker.run(plan))
-        seen.take(scheduler)
-    for request, prompt in zip(requests, prompts, strict=True):
-        assert seen.tokens[request] == expected_output(prompt, request.seed, 9)
-    assert replica.kv.pool.num_held == 0
-
-
 def test_a_lost_replica_gives_its_requests_to_the_next() -> None:
     scheduler, seen = make_scheduler(), Collected()
     replica, worker = make_replica(), ModelWorker()
