@@ -325,8 +325,8 @@ def new_scheduler(socket_folder: Path, model_bundle: tuple[bytes, bytes]) -> Cal
     """Makes a fake scheduler of a name, which is not served yet and lets tokens flow."""
 
     def make(name: str, **facts: object) -> FakeScheduler:
-        address = f"unix:{socket_folder}/{name}.sock"
-        fake = FakeScheduler(address, *model_bundle, name=name, **({"instance": name.encode().ljust(16, b".")} | facts))
+        usual = {"address": f"unix:{socket_folder}/{name}.sock", "instance": name.encode().ljust(16, b".")}
+        fake = FakeScheduler(bundle=model_bundle[0], digest=model_bundle[1], name=name, **(usual | facts))
         fake.flowing.set()
         return fake
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 from functools import partial
 
 from trivet_chassis.clock import Clock
-from trivet_chassis.resolving import Lookup, Peers, look_up
+from trivet_chassis.resolving import RESOLVE_INTERVAL_S, Lookup, Peers, look_up
 from trivet_proto.errors import ErrorKind, TrivetError
 
 from trivet_frontend.engine.bundle import BundleCache
@@ -41,10 +41,11 @@ class EngineClient:
         slow_client_timeout: float,
         handover_timeout: float = DEFAULT_HANDOVER_SECONDS,
         lookup: Lookup = look_up,
+        resolve_interval: float = RESOLVE_INTERVAL_S,
     ) -> None:
         """Raises INVALID_ARGUMENT for an address that is none. Times are in seconds."""
         self.changes = Changes()
-        self._peers = Peers(addresses, name="scheduler", lookup=lookup)
+        self._peers = Peers(addresses, name="scheduler", lookup=lookup, interval_s=resolve_interval)
         self._identity = identity
         self._clock = clock
         self._slow_client_timeout = slow_client_timeout
