@@ -1,7 +1,8 @@
 """A worker without a model: tokens are a function of what came before, so every schedule must give the same output."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from trivet_chassis.clock import ManualClock
@@ -13,7 +14,7 @@ from trivet_scheduler.kv.hashing import HashKeys
 from trivet_scheduler.kv.memory import configure
 from trivet_scheduler.kv.registry import default_registry
 from trivet_scheduler.kv.specs import FullAttentionSpec
-from trivet_scheduler.plan import StepOutcome, StepPlan, StepStatus
+from trivet_scheduler.plan import LogprobArrays, StepOutcome, StepPlan, StepStatus
 from trivet_scheduler.replica import Replica, ReplicaLimits
 from trivet_scheduler.request import Request, RequestSpec, Status
 
@@ -56,6 +57,7 @@ class Held:
     samples: bool
     num_prompt: int
     reports_prompt_from: int | None  # first prompt position without reported logprobs; None: none are wanted
+    gives_logprobs: bool
     is_broken: bool = False  # its logits were not finite
 
     def append(self, token: int) -> None:
@@ -82,7 +84,8 @@ class ModelWorker:
                     self._write(self.held[handle], position, GARBAGE)
             return outcome(plan.number, StepStatus.FAILED, [], [], [])
         tokens, counts, flags, prompts = [], [], [], []
-        for handle, computed, scheduled in rows:
+        logprobs: dict[int, int] = {}
+        for row, (handle, computed, scheduled) in enumerate(rows):
             held = self.held[handle]
             is_last = computed + scheduled == len(held.ids)
             if handle in broken and is_last and held.samples:
@@ -102,13 +105,14 @@ class ModelWorker:
             if held.reports_prompt_from is not None:
                 first, last = max(computed + 1, held.reports_prompt_from), min(computed + scheduled, held.num_prompt - 1)
                 if first <= last:
-                    logprobs = types_pb2.Logprobs(counts=bytes(4 * (last + 1 - first)))
-                    prompts.append((handle, first, logprobs))
+                    prompts.append((handle, first, types_pb2.Logprobs(counts=bytes(4 * (last + 1 - first)))))
             if is_last and held.samples:
                 tokens.append(next_token(fold(token for token, _ in read), held.seed))
                 held.append(tokens[-1])
+                if held.gives_logprobs:
+                    logprobs[row] = tokens[-1]
             counts.append(int(is_last and held.samples))
-        return outcome(plan.number, StepStatus.DONE, [handle for handle, _, _ in rows], counts, tokens, flags, prompts)
+        return outcome(plan.number, StepStatus.DONE, [handle for handle, _, _ in rows], counts, tokens, flags, prompts, logprobs)
 
     def skip(self, plan: StepPlan) -> StepOutcome:
         """Behind a step that failed: what it says of requests and blocks holds, nothing of it is run."""
@@ -133,6 +137,7 @@ class ModelWorker:
                 samples=not (sampling.HasField("max_tokens") and sampling.max_tokens == 0),
                 num_prompt=request.num_prompt,
                 reports_prompt_from=request.prompt_logprobs_done if sampling.HasField("prompt_logprobs") and request.child == 0 else None,
+                gives_logprobs=sampling.HasField("logprobs"),
             )
             for token in work.token_ids.tolist():
                 self.held[work.handle].append(token)
@@ -177,7 +182,10 @@ def outcome(
     tokens: list[int],
     flags: Sequence[int] = (),
     prompt_logprobs: Sequence[tuple[int, int, types_pb2.Logprobs]] = (),
+    logprobs: Mapping[int, int] = MappingProxyType({}),
 ) -> StepOutcome:
+    """`logprobs` has the token of each row that gives them; its logprob is the token's number."""
+
     def ints(values: list[int]) -> np.ndarray:
         return np.array(values, dtype=np.int32)
 
@@ -187,11 +195,16 @@ def outcome(
         handles=ints(handles),
         token_counts=ints(counts),
         token_ids=ints(tokens),
-        logprob_rows=ints([]),
-        logprobs=None,
+        logprob_rows=ints(list(logprobs)),
+        logprobs=LogprobArrays(*_arrays_of(list(logprobs.values()))) if logprobs else None,
         prompt_logprobs=list(prompt_logprobs),
         flags=np.array(flags, dtype=np.uint8),
     )
+
+
+def _arrays_of(tokens: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    ids = np.array(tokens, dtype=np.int32)
+    return np.ones_like(ids), ids, ids.astype(np.float32), np.zeros_like(ids)
 
 
 def make_scheduler(**settings: object) -> Scheduler:
@@ -242,6 +255,7 @@ class Collected:
     tokens: dict[Request, list[int]] = field(default_factory=dict)
     finishes: dict[Request, list[Status]] = field(default_factory=dict)
     cached: dict[Request, int] = field(default_factory=dict)
+    logprobs: dict[Request, list[float]] = field(default_factory=dict)
     timed: set[Request] = field(default_factory=set)
     prompts: dict[Request, int] = field(default_factory=dict)  # prompt positions with logprobs so far, the first included
 
@@ -252,6 +266,9 @@ class Collected:
             if delta.cached_tokens is not None:
                 assert delta.request not in self.cached, "cached tokens are reported once"
                 self.cached[delta.request] = delta.cached_tokens
+            if delta.logprobs is not None:
+                assert len(delta.logprobs.counts) == len(delta.token_ids)
+                self.logprobs.setdefault(delta.request, []).extend(delta.logprobs.values.tolist())
             if delta.timing is not None:
                 assert delta.request not in self.timed, "timing is reported once"
                 self.timed.add(delta.request)
