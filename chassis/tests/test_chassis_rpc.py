@@ -116,8 +116,10 @@ KINDS = ["unary", "generator", "writer", "collector"]
 
 
 @contextlib.asynccontextmanager
-async def running(echo: Echo, listen: str = "127.0.0.1:0") -> AsyncIterator[tuple[RpcServer, Caller]]:
-    server = await create_server(listen, register=echo.register, services=[SERVICE])
+async def running(
+    echo: Echo, listen: str = "127.0.0.1:0", *, write_timeout_s: float | None = None
+) -> AsyncIterator[tuple[RpcServer, Caller]]:
+    server = await create_server(listen, register=echo.register, services=[SERVICE], write_timeout_s=write_timeout_s)
     await server.start()
     try:
         async with create_channel(str(server.address)) as channel:
@@ -282,6 +284,23 @@ async def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
     async with create_channel(f"unix:{tmp_path}/none") as channel:
         error = error_of(await failure(Caller(channel), "unary", "x"))
     assert (error.kind, error.retryable) == (ErrorKind.UNAVAILABLE, True)
+
+
+async def test_a_caller_that_does_not_read_its_stream_is_given_up(echo: Echo) -> None:
+    async with running(echo, write_timeout_s=0.2) as (_, caller):
+        stream = caller.generator(Message(message="endless"))
+        await stream.read()
+        async with asyncio.timeout(10):
+            await echo.cleaned_up.wait()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await read_out(stream)
+        assert error_of(caught.value).message == "the caller has not read its stream for 0.2 s"
+        assert await caller.call("unary", "after") == ["after"]
+
+
+async def read_out(stream: Any) -> None:
+    while await stream.read() is not grpc.aio.EOF:
+        pass
 
 
 async def test_reflection_lists_the_services(caller: Caller) -> None:

@@ -33,15 +33,3 @@ class Health:
         status = health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in self._names:
             await self.servicer.set(name, status)
-
-    # ---- the old words for ready ----
-
-    @property
-    def is_serving(self) -> bool:
-        return self.is_ready
-
-    async def serving(self) -> None:
-        await self.ready(True)
-
-    async def not_serving(self) -> None:
-        await self.ready(False)

@@ -84,6 +84,8 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
     live: dict[int, Child] = field(default_factory=dict)
     outboxes: list[Outbox] = field(default_factory=list)
     draining: bool = False
+    # A process that hangs: the connection stands and nothing comes.
+    silent: bool = False
     last_step_age_ms: int | None = None
     hellos: list[types_pb2.Hello] = field(default_factory=list)
     prefixes: set[bytes] = field(default_factory=set)
@@ -108,7 +110,8 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
         ]
         try:
             while (message := await outbox.get()) is not None:
-                yield message
+                if not self.silent:
+                    yield message
         finally:
             for task in tasks:
                 task.cancel()

@@ -123,6 +123,17 @@ async def test_a_finish_with_an_error_that_has_no_words_is_an_error(scheduler) -
             await tokens_of(submission)
 
 
+async def test_a_scheduler_that_falls_silent_is_lost_within_the_limit(scheduler, monkeypatch) -> None:
+    monkeypatch.setattr("trivet_frontend.engine.conversation.HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr("trivet_frontend.engine.conversation.SILENCE_LIMIT_SECONDS", 0.3)
+    async with engine_of(scheduler.address) as engine:
+        await begin(engine)
+        scheduler.silent = True
+        await until(engine, lambda: not engine.ready)
+        scheduler.silent = False
+        await until(engine, lambda: engine.ready)
+
+
 # ---- lists that change ----
 
 
