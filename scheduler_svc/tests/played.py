@@ -66,6 +66,9 @@ class PlayedWorker:
         self.error: TrivetError | None = None
         self.drains: list[worker_pb2.Drain] = []
         self.answered = 0
+        self.most_answers: int | None = None
+        self.in_parts = False  # a row each
+        self.forecasts_us: list[int] = []
         self.spoil: Callable[[worker_pb2.StepResult], None] = lambda result: None
         self._steps: asyncio.Queue[worker_pb2.Step] = asyncio.Queue()
         self._lengths: dict[int, int] = {}
@@ -100,15 +103,19 @@ class PlayedWorker:
         elif kind == "drain":
             self.drains.append(message.drain)
         elif kind == "step":
+            self.forecasts_us.append(message.step.forecast_us)
             self._steps.put_nowait(message.step)
 
     async def _answer_all(self) -> None:
         while True:
             step = await self._steps.get()
             await self.go.wait()
+            if self.answered == self.most_answers:
+                return
             result = self.answer(step)
             self.spoil(result)
-            self.say(result=result)
+            for part in split(result) if self.in_parts else (result,):
+                self.say(result=part)
             self.answered += 1
 
     @property
@@ -140,6 +147,21 @@ class PlayedWorker:
             token_counts=pack_i32(counts),
             token_ids=pack_i32(tokens),
         )
+
+
+def split(result: worker_pb2.StepResult) -> list[worker_pb2.StepResult]:
+    """One part for every row."""
+    parts = []
+    tokens = result.token_ids
+    rows = len(result.handles) // 4
+    for row in range(rows):
+        part = worker_pb2.StepResult(epoch=result.epoch, step=result.step, part=types_pb2.Part(index=row, count=rows))
+        part.status = result.status
+        part.handles, part.token_counts = result.handles[4 * row : 4 * row + 4], result.token_counts[4 * row : 4 * row + 4]
+        size = 4 * int(unpack_i32(part.token_counts)[0])
+        part.token_ids, tokens = tokens[:size], tokens[size:]
+        parts.append(part)
+    return parts
 
 
 class PlayedFrontend:

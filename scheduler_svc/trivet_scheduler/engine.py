@@ -179,7 +179,7 @@ class Engine:
         requeued = len(link.replica.running)
         self.core.detach(link.replica)
         self.totals.requests_requeued += requeued
-        if link.is_draining:
+        if link.is_draining or self.draining:
             logger.info("replica %s has left (%s); %d of its requests wait for another", link.name, reason, requeued)
         else:
             self.totals.replicas_lost += 1

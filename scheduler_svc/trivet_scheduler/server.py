@@ -6,7 +6,7 @@ import logging
 from trivet_chassis.clock import SystemClock
 from trivet_chassis.lifecycle import Lifecycle
 from trivet_chassis.metrics import MetricsServer
-from trivet_chassis.rpc import create_server
+from trivet_chassis.rpc import Health, create_server
 from trivet_proto.v1 import engine_pb2_grpc, worker_pb2_grpc
 
 from trivet_scheduler.config import SchedulerSettings
@@ -44,8 +44,7 @@ async def serve(settings: SchedulerSettings, lifecycle: Lifecycle) -> None:
     await metrics.start()
     await server.start()
     lifecycle.supervise(engine.expire_forever(), "expire requests")
-    # Serving means that sessions and workers are accepted; whether a model is there is said in each load report.
-    await server.health.ready(True)
+    lifecycle.supervise(_show_readiness(engine, server.health), "readiness")
     logger.info("listening on %s", server.address)
     try:
         await lifecycle.until_draining()
@@ -66,3 +65,14 @@ async def _drain(engine: Engine, frontends: EngineService, workers: WorkerServic
     except TimeoutError:
         logger.warning("%d requests are not finished: they are handed back", engine.hand_back())
     await frontends.end_sessions()
+    await workers.end_attachments()
+
+
+async def _show_readiness(engine: Engine, health: Health) -> None:
+    """Ready is: a worker is, and nobody is leaving."""
+    changed = asyncio.Event()
+    engine.on_ready_change = changed.set
+    while True:
+        await health.ready(engine.is_ready)
+        await changed.wait()
+        changed.clear()

@@ -12,9 +12,11 @@ from trivet_scheduler.bundles import LARGEST
 from trivet_scheduler.engine import Engine
 from trivet_scheduler.kv.registry import ManagerRegistry
 from trivet_scheduler.replicas.link import WorkerLink
-from trivet_scheduler.rpc.streams import OpenStreams, checked, side_by_side
+from trivet_scheduler.rpc.streams import LEAVE_S, OpenStreams, checked, side_by_side
 
 logger = logging.getLogger(__name__)
+
+LEAVING = "the scheduler is shutting down"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -76,7 +78,15 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def announce_draining(self, deadline_ms: int) -> None:
         for link in self._links:
-            link.announce_drain(deadline_ms, "the scheduler is shutting down")
+            link.announce_drain(deadline_ms, LEAVING)
+
+    async def end_attachments(self) -> None:
+        """Let the workers go, each with a word that it may dial elsewhere."""
+        links = list(self._links)
+        for link in links:
+            link.stream.decide(TrivetError(ErrorKind.UNAVAILABLE, LEAVING))
+        for link in links:
+            await link.stream.until_left(LEAVE_S)
 
 
 async def _read(link: WorkerLink, messages: AsyncIterator[worker_pb2.AttachRequest]) -> None:
