@@ -177,3 +177,12 @@ class Request:
     def all_ids(self) -> NDArray[np.int32]:
         """Prompt, then output so far."""
         return np.concatenate([self.spec.prompt, np.asarray(self.output, dtype=np.int32)]) if self.output else self.spec.prompt
+
+
+def end_after(request: Request, count: int, limit: int) -> Status | None:
+    """How a request ends with its `count`-th output token, if it does; remembers the stop token. `limit` as in the table."""
+    spec, token = request.spec, request.output[count - 1]
+    if token in spec.stop_ids and count > spec.min_tokens:
+        request.stop_token = token
+        return Status.FINISHED_STOPPED
+    return Status.FINISHED_LENGTH if len(spec.prompt) + count >= limit else None

@@ -5,15 +5,15 @@ was preempted still gets the token.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
-from trivet_proto.v1 import types_pb2
 
 from trivet_scheduler.core.book import RequestBook
 from trivet_scheduler.core.placement import capacity_tokens
 from trivet_scheduler.core.prefixes import Prefixes
 from trivet_scheduler.plan import Delta, Flight, StepOutcome, StepStatus, cut_logprobs
 from trivet_scheduler.replica import Replica
-from trivet_scheduler.request import Request, Status
+from trivet_scheduler.request import Request, Status, end_after
 
 FLAG_NON_FINITE, FLAG_ALL_MASKED = 1, 2
 MOST_FAILURES = 4  # failed steps in a row after which a request is given up
@@ -48,104 +48,114 @@ class Answers:
             raise _refused(outcome, "it names other requests than the step did")
         rows = len(flight.handles)
         counts, flags = outcome.token_counts, outcome.flags
-        if len(counts) != rows or int(counts.sum()) != len(outcome.token_ids) or len(flags) not in (0, rows):
+        if len(counts) != rows or len(flags) not in (0, rows) or int(counts.min()) < 0 or int(counts.sum()) != len(outcome.token_ids):
             raise _refused(outcome, "its arrays do not fit the rows of the step")
         for row in np.flatnonzero(counts != flight.samples).tolist():
             flagged = bool(len(flags)) and bool(flags[row])
-            if not flagged and not flight.requests[row].status.is_finished:
-                raise _refused(
-                    outcome, f"request {flight.handles[row]} has {counts[row]} tokens in it instead of {int(flight.samples[row])}"
-                )
-        if outcome.logprobs is None and len(outcome.logprob_rows):
-            raise _refused(outcome, "it names rows with logprobs and brings none")
+            if not flagged and flight.requests[row] in self._book.alive:
+                wanted = int(flight.samples[row])
+                raise _refused(outcome, f"request {flight.handles[row]} has {counts[row]} tokens in it instead of {wanted}")
+        self._check_logprobs(outcome, rows)
+
+    def _check_logprobs(self, outcome: StepOutcome, rows: int) -> None:
+        named, logprobs = outcome.logprob_rows, outcome.logprobs
+        if not len(named) and logprobs is None:
+            return
+        in_order = len(named) > 0 and int(named[0]) >= 0 and int(named[-1]) < rows and bool((np.diff(named) > 0).all())
+        if logprobs is None or not in_order:
+            raise _refused(outcome, "its rows with logprobs are not rows of the step in their order, or the logprobs are missing")
+        tokens, entries = int(outcome.token_counts[named].sum()), int(logprobs.counts.sum())
+        if len(logprobs.counts) != tokens or len(logprobs.ranks) != tokens or {len(logprobs.token_ids), len(logprobs.values)} != {entries}:
+            raise _refused(outcome, "its logprobs do not fit its tokens")
 
     # ---- done ----
 
     def take_in(self, replica: Replica, flight: Flight, outcome: StepOutcome) -> None:
+        """The step is done: what it wrote is durable, its tokens are the requests'."""
+        book, table, requests = self._book, self._book.table, flight.requests
         deltas: dict[Request, Delta] = {}
-        by_handle = dict(zip(flight.handles, flight.requests, strict=True))
-        for handle, first, logprobs in outcome.prompt_logprobs:
-            self._take_prompt_logprobs(by_handle.get(handle), first, logprobs, deltas)
-        row_logprobs = set(outcome.logprob_rows.tolist())
-        self._make_durable(replica, flight)
-        table, now = self._book.table, self._book.clock.monotonic()
+        self._take_prompt_logprobs(flight, outcome, deltas)
+        slots = np.fromiter((request.slot for request in requests), dtype=np.int64, count=len(requests))
+        self._make_durable(replica, flight, slots)
+        now = book.clock.monotonic()
+        limits: list[int] = table.limit[slots].tolist()
+        counts: list[int] = outcome.token_counts.tolist()
         token_ids: list[int] = outcome.token_ids.tolist()
-        token_counts: list[int] = outcome.token_counts.tolist()
-        flags: list[int] = outcome.flags.tolist() if outcome.flags.size else [0] * len(flight.requests)
-        at = logprobs_at = 0
-        for row, request in enumerate(flight.requests):
-            count = token_counts[row]
+        flags: list[int] | None = outcome.flags.tolist() if outcome.flags.any() else None
+        logprobs_from = _logprob_starts(outcome)
+        at = 0
+        for row, (request, count) in enumerate(zip(requests, counts, strict=True)):
             sampled = token_ids[at : at + count]
             at += count
-            logprobs_from = logprobs_at
-            logprobs_at += count if row in row_logprobs else 0
-            if flags[row] & FLAG_NON_FINITE:
+            if flags and flags[row] & FLAG_NON_FINITE:
                 replica.distrust(request, flight.handles[row])
-            if request.status.is_finished:
+            if request not in book.alive:
                 continue  # overrun: it ended while this step ran
             request.failures = 0
-            if flags[row]:
-                self._book.fail(request, _broken(flags[row]), deltas.setdefault(request, Delta(request)))
-                continue
-            if sampled:
-                delta = deltas.get(request) or deltas.setdefault(request, Delta(request))
+            if flags and flags[row]:
+                book.fail(request, _broken(flags[row]), deltas.setdefault(request, Delta(request)))
+            elif sampled:
+                delta = deltas[request] if request in deltas else deltas.setdefault(request, Delta(request))
                 if request.first_token_at is None:
                     request.first_token_at = now
                     delta.timing = None if request.timing_reported else _timing(request)
-                taken = self._append(replica, request, sampled, delta)
-                if row in row_logprobs and outcome.logprobs is not None:
-                    delta.logprobs = cut_logprobs(outcome.logprobs, logprobs_from, logprobs_from + taken)
+                taken = self._append(replica, request, sampled, limits[row], delta)
+                if row in logprobs_from and outcome.logprobs is not None:
+                    delta.logprobs = cut_logprobs(outcome.logprobs, logprobs_from[row], logprobs_from[row] + taken)
             elif request.samples_nothing and int(table.durable[request.slot]) >= request.num_prompt:
-                self._book.finish(request, Status.FINISHED_LENGTH, deltas.setdefault(request, Delta(request)))
+                book.finish(request, Status.FINISHED_LENGTH, deltas.setdefault(request, Delta(request)))
         for request, delta in deltas.items():
             if not request.cached_reported:
                 delta.cached_tokens, request.cached_reported = request.cached_tokens, True
-            self._book.report(delta)
+            book.report(delta)
 
-    def _append(self, replica: Replica, request: Request, sampled: list[int], delta: Delta) -> int:
+    def _append(self, replica: Replica, request: Request, sampled: list[int], limit: int, delta: Delta) -> int:
         """Add sampled tokens up to the one that ends the request; returns how many counted."""
         book, output = self._book, request.output
-        finish, taken = None, 0
+        finish = None
         for token in sampled:
             output.append(token)
-            taken += 1
-            finish = book.end_after(request, len(output))
+            delta.token_ids.append(token)
+            finish = end_after(request, len(output), limit)
             if finish is not None:
                 break
-        num_tokens = request.num_prompt + len(output)
+        taken = len(delta.token_ids)
+        num_tokens = len(request.spec.prompt) + len(output)
         book.table.tokens[request.slot] = num_tokens
         book.totals.generation_tokens += taken
-        delta.token_ids.extend(sampled[:taken])
         if finish is None and num_tokens > replica.kv.capacity_tokens and num_tokens > capacity_tokens(self._replicas):
             finish = Status.FINISHED_LENGTH  # no cache has room for this token's keys and values, so it is the last
         if finish is not None:
             book.finish(request, finish, delta)
         return taken
 
-    def _make_durable(self, replica: Replica, flight: Flight) -> None:
+    def _make_durable(self, replica: Replica, flight: Flight, slots: NDArray[np.int64]) -> None:
         """The keys and values of a step's tokens are written for good: full blocks can now be found by others."""
-        table, block_size = self._book.table, replica.kv.block_size
-        # A row whose request has ended or been preempted meanwhile belongs to a life that is over.
-        rows = [row for row, request in enumerate(flight.requests) if request.worker_handle == flight.handles[row]]
-        slots = np.fromiter((flight.requests[row].slot for row in rows), dtype=np.int64, count=len(rows))
-        table.pending[slots] -= flight.samples[rows]
-        durable = table.durable[slots] + flight.counts[rows]
+        book, table, requests, block_size = self._book, self._book.table, flight.requests, replica.kv.block_size
+        samples, counts = flight.samples, flight.counts
+        if [request.worker_handle for request in requests] != flight.handles:
+            # A row whose request has ended or been preempted meanwhile belongs to a life that is over.
+            rows = [row for row, request in enumerate(requests) if request.worker_handle == flight.handles[row]]
+            requests, slots, samples, counts = [requests[row] for row in rows], slots[rows], samples[rows], counts[rows]
+        table.pending[slots] -= samples
+        durable = table.durable[slots] + counts
         table.durable[slots] = durable
         full: list[int] = (durable // block_size).tolist()
-        for row, num_full in zip(rows, full, strict=True):
-            request = flight.requests[row]
-            if num_full > request.named_blocks:
-                self._prefixes.name_full_blocks(replica, request, num_full)
-            if self._book.is_waited_for(request) and num_full * block_size >= replica.shared_tokens(request):
-                self._book.release_children(request)
+        for request, num_full in zip(requests, full, strict=True):
+            if num_full <= request.named_blocks and not book.is_waited_for(request):
+                continue
+            self._prefixes.name_full_blocks(replica, request, num_full)
+            if num_full * block_size >= replica.shared_tokens(request):
+                book.release_children(request)
 
-    def _take_prompt_logprobs(
-        self, request: Request | None, first: int, logprobs: types_pb2.Logprobs, deltas: dict[Request, Delta]
-    ) -> None:
-        if request is None or request.status.is_finished or first != request.prompt_logprobs_done:
-            return  # over, or delivered already by a life before a preemption
-        request.prompt_logprobs_done = first + len(logprobs.counts) // 4
-        deltas.setdefault(request, Delta(request)).prompt_logprobs.append((first, logprobs))
+    def _take_prompt_logprobs(self, flight: Flight, outcome: StepOutcome, deltas: dict[Request, Delta]) -> None:
+        by_handle = dict(zip(flight.handles, flight.requests, strict=True)) if outcome.prompt_logprobs else {}
+        for handle, first, logprobs in outcome.prompt_logprobs:
+            request = by_handle.get(handle)
+            if request is None or request not in self._book.alive or first != request.prompt_logprobs_done:
+                continue  # over, or delivered already by a life before a preemption
+            request.prompt_logprobs_done = first + len(logprobs.counts) // 4
+            deltas.setdefault(request, Delta(request)).prompt_logprobs.append((first, logprobs))
 
     # ---- failed ----
 
@@ -171,6 +181,14 @@ class Answers:
 
 def _refused(outcome: StepOutcome, why: str) -> TrivetError:
     return TrivetError(ErrorKind.ABORTED, f"the answer to step {outcome.number} is refused: {why}")
+
+
+def _logprob_starts(outcome: StepOutcome) -> dict[int, int]:
+    """Row → index of its first token among those with logprobs."""
+    if not len(outcome.logprob_rows):
+        return {}
+    counts = outcome.token_counts[outcome.logprob_rows]
+    return dict(zip(outcome.logprob_rows.tolist(), (np.cumsum(counts) - counts).tolist(), strict=True))
 
 
 def _broken(flags: int) -> TrivetError:

@@ -14,7 +14,7 @@ from trivet_proto.sampling import child_seed
 from trivet_scheduler.plan import Delta
 from trivet_scheduler.queues import Policy, WaitingQueue
 from trivet_scheduler.replica import Replica
-from trivet_scheduler.request import NOTHING_DONE, Request, RequestSpec, RequestTable, Resume, Status
+from trivet_scheduler.request import NOTHING_DONE, Request, RequestSpec, RequestTable, Resume, Status, end_after
 
 
 @dataclass(slots=True)
@@ -98,22 +98,10 @@ class RequestBook:
         if resume.done:
             return Status.FINISHED_STOPPED
         for count in range(1, len(request.output) + 1):
-            status = self.end_after(request, count)
+            status = end_after(request, count, int(self.table.limit[request.slot]))
             if status is not None:
                 return status
         if request.samples_nothing and not request.wants_prompt_logprobs:
-            return Status.FINISHED_LENGTH
-        return None
-
-    # ---- what a token means ----
-
-    def end_after(self, request: Request, count: int) -> Status | None:
-        """How a request ends with its `count`-th output token, if it does; remembers the stop token."""
-        spec, token = request.spec, request.output[count - 1]
-        if token in spec.stop_ids and count > spec.min_tokens:
-            request.stop_token = token
-            return Status.FINISHED_STOPPED
-        if request.num_prompt + count >= int(self.table.limit[request.slot]):
             return Status.FINISHED_LENGTH
         return None
 
