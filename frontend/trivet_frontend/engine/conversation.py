@@ -60,7 +60,7 @@ class Conversation:
             call = EngineServiceStub(channel).Session()
             try:
                 await self._greet(call, hello, listener)
-                await _first_end(
+                await _first_failure(
                     asyncio.create_task(self._write(call), name=f"session to {self._address}: write"),
                     asyncio.create_task(self._tick(listener), name=f"session to {self._address}: tick"),
                     asyncio.create_task(self._read(call, listener), name=f"session to {self._address}: read"),
@@ -92,7 +92,10 @@ class Conversation:
         while True:
             await self._outbox_filled.wait()
             while self._outbox:
-                await call.write(self._outbox.popleft())
+                try:
+                    await call.write(self._outbox.popleft())
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    return  # the call has ended; who reads learns how
                 self._last_sent = self._clock.monotonic()
             self._outbox_filled.clear()
 
@@ -117,10 +120,10 @@ class Conversation:
             listener.tick(now)
 
 
-async def _first_end(*tasks: asyncio.Task[None]) -> None:
-    """Raise what the first task to end died of, and end the others. No task group: one swallows a cancel that meets a failure."""
+async def _first_failure(*tasks: asyncio.Task[None]) -> None:
+    """Raise what the first task to fail died of, and end the others. No task group: one swallows a cancel that meets a failure."""
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
             task.result()
     finally:

@@ -189,12 +189,12 @@ class SchedulerSession:
                 reason = await self._hold()
             finally:
                 was_connected = self.connected
-                self._reset()
+                lost = self._reset()
             if was_connected:
                 backoff = FIRST_BACKOFF_SECONDS
             # While a scheduler is away the same line would come several times a second.
             if was_connected or reason != last_reason:
-                logger.warning("no session to the scheduler at %s: %s", self.address, reason)
+                logger.warning("no session to the scheduler at %s, %d requests were on it: %s", self.address, lost, reason)
             last_reason = reason
             # Jitter keeps many frontends from dialling a scheduler that comes back all at the same moment.
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
@@ -310,7 +310,8 @@ class SchedulerSession:
         if self.ready != was_ready:
             self._owner.note_change()
 
-    def _reset(self) -> None:
+    def _reset(self) -> int:
+        """Forget the stream and give back what rode on it; returns how many requests that were."""
         self._conversation = None
         self.model = None
         self.load = None
@@ -323,3 +324,4 @@ class SchedulerSession:
             submission.carrier = None
             self._owner.take_back(submission, self, wire.lost_error())
         self._owner.note_change()
+        return len(lost)
