@@ -128,3 +128,17 @@ async def test_a_client_that_does_not_read_loses_its_connection_and_leaves_nothi
                 await asyncio.sleep(0.05)
         assert frontend.inference.requests_inside == 0
     assert "has not read its stream for 1 s" in caplog.text
+
+
+async def test_a_request_that_takes_too_long_is_ended_everywhere(start_frontend, scheduler) -> None:
+    scheduler.pause_after = 2
+    async with start_frontend(request_timeout=0.3) as frontend, httpx.AsyncClient(base_url=frontend.http_url) as http:
+        body = {"messages": HELLO, "max_tokens": 50}
+        whole = await http.post(CHAT, json=body)
+        assert (whole.status_code, whole.json()["error"]["code"]) == (504, "deadline_exceeded")
+        async with http.stream("POST", CHAT, json=body | {"stream": True}) as answer:
+            lines = [line async for line in answer.aiter_lines() if line]
+        assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+        await scheduler.until(lambda: not scheduler.live)
+        assert all(0 < add.timeout_ms <= 300 for add in scheduler.adds)
+        assert frontend.inference.requests_inside == 0
