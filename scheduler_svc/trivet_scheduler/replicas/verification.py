@@ -1,6 +1,7 @@
 """Whether what a step's answer brings can be passed on: token ids are in the vocabulary, logprobs fit their tokens and are numbers.
 
-That the answer fits the rows of its step is the core's own check. Raises INVALID_ARGUMENT, with what does not fit, and changes nothing.
+That the answer fits the rows of its step, tokens and logprobs both, is the core's own check. Raises INVALID_ARGUMENT, with what does
+not fit, and changes nothing.
 """
 
 import numpy as np
@@ -18,19 +19,10 @@ def verify(outcome: StepOutcome, flight: Flight, vocab_size: int) -> None:
     tokens = outcome.token_ids
     if tokens.size and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
         raise _unfit(flight, f"a token id is not in the vocabulary of {vocab_size}")
-    if outcome.logprob_rows.size or outcome.logprobs is not None:
-        _verify_logprobs(outcome, flight)
+    if outcome.logprobs is not None:
+        _verify_arrays(flight, outcome.logprobs)
     for handle, first, logprobs in outcome.prompt_logprobs:
         _verify_prompt_logprobs(flight, handle, first, logprobs)
-
-
-def _verify_logprobs(outcome: StepOutcome, flight: Flight) -> None:
-    rows, arrays = outcome.logprob_rows, outcome.logprobs
-    if arrays is None:
-        raise _unfit(flight, "rows have logprobs, but there are none")
-    if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= len(outcome.token_counts) or (np.diff(rows) <= 0).any()):
-        raise _unfit(flight, "logprob_rows are not rows of the step, in order")
-    _verify_arrays(flight, arrays, int(outcome.token_counts[rows].sum()))
 
 
 def _verify_prompt_logprobs(flight: Flight, handle: int, first: int, message: types_pb2.Logprobs) -> None:
@@ -40,13 +32,13 @@ def _verify_prompt_logprobs(flight: Flight, handle: int, first: int, message: ty
     arrays = logprob_arrays(message)
     if first < 1 or first + len(arrays.counts) > request.num_prompt:
         raise _unfit(flight, f"prompt logprobs from position {first} on do not fit a prompt of {request.num_prompt} tokens")
-    _verify_arrays(flight, arrays, len(arrays.counts))
+    _verify_arrays(flight, arrays)
 
 
-def _verify_arrays(flight: Flight, arrays: LogprobArrays, num_tokens: int) -> None:
+def _verify_arrays(flight: Flight, arrays: LogprobArrays) -> None:
     entries = len(arrays.token_ids)
-    if len(arrays.counts) != num_tokens or len(arrays.ranks) != num_tokens or len(arrays.values) != entries:
-        raise _unfit(flight, f"logprobs of {len(arrays.counts)} tokens where {num_tokens} were sampled, or their arrays differ in length")
+    if len(arrays.ranks) != len(arrays.counts) or len(arrays.values) != entries:
+        raise _unfit(flight, "the arrays of its logprobs differ in length")
     if (arrays.counts < 1).any() or int(arrays.counts.sum(dtype=np.int64)) != entries:
         raise _unfit(flight, f"the counts of its logprobs do not add up to {entries}")
     if not np.isfinite(arrays.values).all():
