@@ -18,6 +18,7 @@ from tests.gateway import calling
 ROOT = Path(__file__).parent.parent
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(sh|python)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 ADDRESS = "http://127.0.0.1:8000"
+GRPC_ADDRESS = "127.0.0.1:8001"
 CURLS = [text for language, text in BLOCKS if language == "sh" and text.startswith("curl ")]
 SCRIPTS = [text for language, text in BLOCKS if language == "python"]
 MAKES = [text.strip() for language, text in BLOCKS if language == "sh" and text.startswith("make ")]
@@ -34,7 +35,8 @@ def test_every_command_of_the_readme_is_of_a_kind_that_is_tested() -> None:
     assert len(CURLS) >= 2
     assert len(SCRIPTS) >= 1
     assert len(MAKES) + len(CURLS) + len(SCRIPTS) == len(BLOCKS)
-    assert all(ADDRESS in text for text in CURLS + SCRIPTS)
+    assert all(ADDRESS in text for text in CURLS)
+    assert all(ADDRESS in text or GRPC_ADDRESS in text for text in SCRIPTS)
 
 
 @pytest.mark.parametrize("command", CURLS)
@@ -45,7 +47,7 @@ def test_a_curl_command_returns_text(server: Deployment, command: str) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_python_script_prints_text(server: Deployment, script: str) -> None:
-    printed = run([sys.executable, "-c", script.replace(ADDRESS, server.base_url)])
+    printed = run([sys.executable, "-c", script.replace(ADDRESS, server.base_url).replace(GRPC_ADDRESS, server.grpc_address)])
     assert re.search(r"\w+ \w+", printed), printed
 
 
