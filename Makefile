@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PACKAGES := proto chassis checkpoint kernels worker_svc scheduler_svc frontend doubles client trivet
 EDITABLE := $(addprefix --editable ./,$(PACKAGES))
 SOURCES := $(foreach package,$(PACKAGES),$(package)/pyproject.toml)
-CODE := $(PACKAGES) tests
+CODE := $(PACKAGES) deploy tests
 
 PORT ?= 8000
 ARGS ?=
