@@ -170,7 +170,7 @@ async def test_a_result_in_parts_is_one_result(tmp_path: Path) -> None:
 async def test_steps_carry_a_forecast_once_there_is_one(tmp_path: Path) -> None:
     async with deployment(tmp_path) as deployed:
         worker, frontend = await deployed.worker(), await deployed.frontend()
-        frontend.add([1], [1, 2, 3], 20)
+        frontend.add([1], [1], 20)  # steps of one token each, so that the first says what the others take
         await frontend.until_finished(1)
         assert worker.forecasts_us[0] == 0
         assert max(worker.forecasts_us) > 0
