@@ -25,6 +25,7 @@ SEED = 11
 STOP_IDS = frozenset(range(0, 1000, 12))  # about one token in twelve
 
 Pick = st.integers(0, 1000)
+Bits = st.integers(0, (1 << 24) - 1)
 
 
 @dataclass
@@ -111,14 +112,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ---- requests ----
 
-    @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24),
-        count=st.integers(0, 24),
-        children=st.sampled_from([1, 1, 1, 2, 3]),
-        flavour=st.integers(0, 255),
-        delivered=st.integers(0, 10),
-    )
-    def add(self, prompt: list[int], count: int, children: int, flavour: int, delivered: int) -> None:
+    @rule(length=st.integers(1, 24), bits=Bits, count=st.integers(0, 24), flavour=st.integers(0, 255), delivered=st.integers(0, 10))
+    def add(self, length: int, bits: int, count: int, flavour: int, delivered: int) -> None:
+        self.add_one(_prompt(length, bits), count, max(1, flavour % 5 - 1), flavour, delivered)
+
+    def add_one(self, prompt: list[int], count: int, children: int, flavour: int, delivered: int) -> None:
         """The bits of `flavour` say what is special about it; most have few of them."""
         stops, reports, salted = flavour & 3 == 3, flavour & 12 == 12, flavour & 48 == 48
         is_resumed, expires = flavour & 192 == 192, flavour & 72 == 72
@@ -170,15 +168,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         (self.scheduler.stop if stops else self.scheduler.abort)(request)
         self.seen.take(self.scheduler)
 
-    @rule(seconds=st.integers(1, 60))
-    def let_time_pass(self, seconds: int) -> None:
-        self.scheduler._clock.advance(seconds)
-        now = self.scheduler._clock.monotonic()
-        for request in self.scheduler.requests:
-            if request.spec.deadline is not None and request.spec.deadline <= now:
-                self.ended_by_us[request] = Status.FINISHED_ERROR
-        self.scheduler.expire()
-        self.seen.take(self.scheduler)
+    @rule(length=st.integers(1, 12), bits=Bits, count=st.integers(1, 16))
+    def add_several(self, length: int, bits: int, count: int) -> None:
+        """Plain ones, as most are."""
+        for shift in range(2 + bits % 3):
+            self.add_one(_prompt(length + shift, bits >> shift), count, 1, 0, 0)
 
     # ---- steps ----
 
@@ -273,18 +267,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         return result
 
     @rule(pick=Pick, off=st.sampled_from([-2, -1, 1, 2]), status=st.sampled_from(list(StepStatus)))
-    def answer_too_late(self, pick: int, off: int, status: StepStatus) -> None:
-        """To an earlier step, or to one that was never sent."""
+    def answer_what_was_not_asked(self, pick: int, off: int, status: StepStatus) -> None:
+        """An earlier step, one that was never sent, other requests than the step's, other tokens than it gives."""
         site = self.pick(pick)
         if site is None:
             return
         number = site.in_flight[0].number + off if site.in_flight else 10_000
         self._refused(site, outcome(number, status, [], [], []))
-
-    @rule(pick=Pick)
-    def answer_what_was_not_asked(self, pick: int) -> None:
-        site = self.pick(pick)
-        if site is None or not site.in_flight:
+        if not site.in_flight:
             return
         flight = site.replica.flights[0]  # type: ignore[union-attr]
         count = len(flight.handles)
@@ -312,13 +302,20 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ---- replicas ----
 
-    @rule(pick=Pick)
-    def lose_or_return(self, pick: int) -> None:
+    @rule(pick=Pick, what=st.sampled_from(["lose", "drain", "return", "return", "let go"]))
+    def change_the_replicas(self, pick: int, what: str) -> None:
         site = self.sites[pick % len(self.sites)]
-        if site.replica is None:
+        if what == "return" and site.replica is None:
             site.start(self.scheduler)
-        elif pick % 3 == 0:
+        elif what == "lose" and site.replica is not None:
             self.lose(site)
+        elif what == "drain" and site.replica is not None:
+            self.scheduler.drain(site.replica)
+        elif what == "let go":
+            for drained in self.present():
+                if self.scheduler.is_drained(drained.replica):
+                    assert not drained.in_flight
+                    self.lose(drained)
 
     def lose(self, site: Site) -> None:
         assert site.replica is not None
@@ -327,28 +324,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         site.replica = None
         assert all(request in self.scheduler.waiting and request.status is Status.PREEMPTED for request in ran)
 
-    @rule(pick=Pick)
-    def drain(self, pick: int) -> None:
-        site = self.pick(pick)
-        if site is not None and pick % 4 == 0:
-            self.scheduler.drain(site.replica)
+    @rule(seconds=st.integers(1, 60), what=st.sampled_from(["time", "pause", "resume", "forget", "forget and preempt"]))
+    def interfere(self, seconds: int, what: str) -> None:
+        """Time passes, or an operator has a wish."""
+        if what == "time":
+            self._let_time_pass(seconds)
+        elif what in ("pause", "resume"):
+            self.scheduler.paused = what == "pause"
+        else:
+            self.scheduler.reset_prefix_cache(preempt_running=what == "forget and preempt")
+            assert not any(site.replica.kv.pool._by_hash for site in self.present())
 
-    @precondition(lambda self: any(site.replica is not None and site.replica.draining for site in self.sites))
-    @rule()
-    def let_drained_ones_go(self) -> None:
-        for site in self.present():
-            if self.scheduler.is_drained(site.replica):
-                assert not site.in_flight
-                self.lose(site)
-
-    @rule(preempts=st.booleans())
-    def reset_the_cache(self, preempts: bool) -> None:
-        self.scheduler.reset_prefix_cache(preempt_running=preempts)
-        assert not any(site.replica.kv.pool._by_hash for site in self.present())
-
-    @rule(pick=Pick)
-    def pause_or_resume(self, pick: int) -> None:
-        self.scheduler.paused = pick % 4 == 0
+    def _let_time_pass(self, seconds: int) -> None:
+        self.scheduler._clock.advance(seconds)
+        now = self.scheduler._clock.monotonic()
+        for request in self.scheduler.requests:
+            if request.spec.deadline is not None and request.spec.deadline <= now:
+                self.ended_by_us[request] = Status.FINISHED_ERROR
+        self.scheduler.expire()
+        self.seen.take(self.scheduler)
 
     # ---- what always holds ----
 
@@ -442,13 +436,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert finish is self.ended_by_us[request]
             assert tokens == expected[: len(tokens)]
             return
-        if finish is Status.FINISHED_LENGTH and len(tokens) < len(expected):
+        if (tokens, finish) != (expected, asked.finish):
             # No cache was large enough, at a time when the largest was away perhaps.
             smallest = min(site.num_blocks - 1 for site in self.sites) * BLOCK
             assert request.num_prompt + asked.delivered + len(tokens) > smallest
             assert tokens == expected[: len(tokens)]
-            return
-        assert (tokens, finish) == (expected, asked.finish)
+            has_output = asked.delivered + len(tokens) > 0
+            assert finish is (Status.FINISHED_LENGTH if has_output else Status.FINISHED_ERROR)
+
+
+def _prompt(length: int, bits: int) -> list[int]:
+    """Of two tokens, so that prefixes are often shared."""
+    return [bits >> index & 1 for index in range(length)]
 
 
 def _seeds(children: int) -> list[int]:

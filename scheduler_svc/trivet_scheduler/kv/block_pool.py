@@ -118,9 +118,10 @@ class BlockPool:
             queue.append(block)
             assert self._previous[self._next[block]] == block
             block = self._next[block]
-        assert len(queue) == len(set(queue)) == self._num_free
+        free = set(queue)
+        assert len(queue) == len(free) == self._num_free
         for block in range(1, self.num_blocks):
-            assert (self._references[block] == 0) == (block in set(queue)), block
+            assert (self._references[block] == 0) == (block in free), block
         assert self._references[NULL_BLOCK] == 0
         named = {block for found in self._by_hash.values() for block in (found if isinstance(found, dict) else (found,))}
         assert named == {block for block, block_hash in enumerate(self._hashes) if block_hash is not None}
