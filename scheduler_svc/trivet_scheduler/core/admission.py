@@ -16,7 +16,7 @@ from trivet_scheduler.replica import Replica
 from trivet_scheduler.request import Request, Status
 
 PATIENCE_S = 1.0
-MOST_LEFT = 64  # requests that a step leaves to other replicas; it looks no further, so that a long queue costs no time
+MOST_LEFT = 32  # requests that a step leaves to other replicas; it looks no further, so that a long queue costs no time
 
 
 class Admission:

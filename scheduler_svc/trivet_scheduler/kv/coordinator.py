@@ -17,6 +17,7 @@ class PrefixHit:
 
     blocks: list[int] = field(default_factory=list)
     num_tokens: int = 0
+    num_unheld: int = 0  # of the blocks, at the time of the lookup: they count among the free ones
 
 
 class KVCacheCoordinator:
@@ -39,14 +40,16 @@ class KVCacheCoordinator:
     def lookup(self, chain: Sequence[bytes], num_tokens: int) -> PrefixHit:
         """The longest cached prefix of a request with `num_tokens` tokens; at least one token is left to run, for its logits."""
         blocks = self._manager.hits(chain, max(0, num_tokens - 1) // self.block_size)
-        return PrefixHit(blocks, len(blocks) * self.block_size)
+        return PrefixHit(blocks, len(blocks) * self.block_size, sum(map(self.pool.is_free, blocks)))
 
     def cost(self, hit: PrefixHit, total_blocks: int) -> int:
         """Free blocks that a block table of `total_blocks` takes: new ones, and those of the hit that nobody holds."""
-        return total_blocks - len(hit.blocks) + sum(1 for block in hit.blocks if self.pool.is_free(block))
+        return total_blocks - len(hit.blocks) + hit.num_unheld
 
     def allocate(self, hit: PrefixHit, total_blocks: int) -> list[int] | None:
-        """A block table of `total_blocks` that begins with the hit; None, and nothing changed, when the blocks do not suffice."""
+        """A block table of `total_blocks` that begins with the hit; None, and nothing changed, when the blocks do not suffice.
+
+        The pool must not have changed since the lookup."""
         if self.cost(hit, total_blocks) > self.pool.num_free:
             return None
         self.pool.hold(hit.blocks)
