@@ -1,4 +1,4 @@
-"""The scheduler's gRPC server between frontends and workers that are played here, over a Unix socket.
+"""Frontends and workers that are played over real gRPC.
 
 The played worker's law: the token after n tokens is n, whatever the prompt. So a lost or repeated token shows, on whichever worker.
 """
@@ -6,24 +6,15 @@ The played worker's law: the token after n tokens is n, whatever the prompt. So 
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import grpc
 from model_worker import BLOCK
-from trivet_chassis.clock import SystemClock
-from trivet_chassis.rpc import create_channel, create_server, error_of
+from trivet_chassis.rpc import error_of
 from trivet_proto.errors import TrivetError
 from trivet_proto.packing import pack_i32, pack_u32, unpack_i32, unpack_u8, unpack_u32
 from trivet_proto.revision import SCHEMA
 from trivet_proto.v1 import engine_pb2, engine_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
-from trivet_scheduler.awake import STEADY, Pulse
-from trivet_scheduler.config import SchedulerSettings
-from trivet_scheduler.engine import Engine
-from trivet_scheduler.kv.registry import default_registry
-from trivet_scheduler.rpc.engine_service import EngineService
-from trivet_scheduler.rpc.worker_service import WorkerService
 
 BUNDLE = b"a bundle"
 DIGEST = hashlib.sha256(BUNDLE).digest()
@@ -244,66 +235,6 @@ def an_add(handles: Sequence[int], prompt: Sequence[int], max_tokens: int, **fie
         seed=1,
         **fields,  # type: ignore[arg-type]
     )
-
-
-class Deployment:
-    """A scheduler's server and what is played around it."""
-
-    def __init__(self, engine: Engine, address: str, channel: grpc.aio.Channel, frontends: EngineService, workers: WorkerService) -> None:
-        self.engine = engine
-        self.address = address
-        self.channel = channel
-        self.frontends = frontends
-        self.workers = workers
-        self._playing: list[asyncio.Task[None]] = []
-
-    @property
-    def num_streams(self) -> int:
-        return len(self.frontends.streams) + len(self.workers.streams)
-
-    async def worker(self, name: str = "replica", hello: worker_pb2.WorkerHello | None = None) -> PlayedWorker:
-        """A worker that is ready."""
-        played = self.play(PlayedWorker(self.channel, name, hello))
-        name = played.hello.hello.name
-        await until(lambda: any(link.name == name for link in self.engine.links) or played.ended.is_set())
-        assert played.error is None, played.error
-        return played
-
-    async def frontend(self, name: str = "frontend", channel: grpc.aio.Channel | None = None) -> PlayedFrontend:
-        """A frontend with a session, which knows the model if there is one."""
-        played = self.play(PlayedFrontend(channel or self.channel, name))
-        await until(lambda: played.card is not None or (played.welcome is not None and self.engine.card is None))
-        return played
-
-    def play(self, played: "PlayedWorker | PlayedFrontend") -> "PlayedWorker | PlayedFrontend":  # type: ignore[type-var]
-        self._playing.append(asyncio.create_task(played.run()))
-        return played
-
-    async def stop_playing(self) -> None:
-        for task in self._playing:
-            task.cancel()
-        await asyncio.gather(*self._playing, return_exceptions=True)
-
-
-@asynccontextmanager
-async def deployment(tmp_path: Path, pulse: Pulse = STEADY, **settings: object) -> AsyncIterator[Deployment]:
-    address = f"unix:{tmp_path / 's.sock'}"
-    engine = Engine(SchedulerSettings(listen=address, **settings), SystemClock(), pulse)  # type: ignore[arg-type]
-    frontends, workers = EngineService(engine, "s"), WorkerService(engine, default_registry(), "s")
-
-    def register(server: grpc.aio.Server) -> None:
-        engine_pb2_grpc.add_EngineServiceServicer_to_server(frontends, server)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(workers, server)
-
-    server = await create_server(address, register=register, services=())
-    await server.start()
-    async with create_channel(address) as channel:
-        played = Deployment(engine, address, channel, frontends, workers)
-        try:
-            yield played
-        finally:
-            await played.stop_playing()
-            await server.stop(0)
 
 
 async def end_of(call: "grpc.aio.StreamStreamCall[object, object]") -> TrivetError:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from played import PlayedFrontend, PlayedWorker, deployment, end_of, until, worker_hello
+from deployed import deployment
+from played import PlayedFrontend, PlayedWorker, end_of, until, worker_hello
 from trivet_proto.errors import ErrorKind
 from trivet_proto.v1 import engine_pb2, engine_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from trivet_scheduler.metrics import engine_registry

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from played import SOON_S, PlayedFrontend, PlayedWorker, deployment, until
+from deployed import deployment
+from played import SOON_S, PlayedFrontend, PlayedWorker, until
 from trivet_chassis.lifecycle import Lifecycle
 from trivet_chassis.rpc import create_channel, is_serving
 from trivet_proto.errors import ErrorKind

@@ -5,8 +5,9 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from deployed import deployment
 from model_worker import BLOCK
-from played import BUNDLE, DIGEST, deployment, until
+from played import BUNDLE, DIGEST, until
 from trivet_proto.errors import ErrorKind
 from trivet_proto.packing import pack_u32
 from trivet_proto.v1 import engine_pb2, engine_pb2_grpc, types_pb2

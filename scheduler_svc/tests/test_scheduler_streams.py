@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import grpc
-from played import SOON_S, Deployment, an_add, deployment, end_of, until, worker_hello
+from deployed import Deployment, deployment
+from played import SOON_S, an_add, end_of, until, worker_hello
 from trivet_chassis.rpc import create_channel
 from trivet_proto.errors import ErrorKind
 from trivet_proto.revision import SCHEMA
@@ -28,7 +29,7 @@ AT_ONCE = 50
 KILLED = """
 import asyncio, sys
 sys.path.insert(0, {tests!r})
-from played import an_add, create_channel
+from trivet_chassis.rpc import create_channel
 from test_scheduler_streams import hold_attachment, hold_session
 
 async def main() -> None:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from played import Deployment, PlayedFrontend, PlayedWorker, deployment, until
+from deployed import Deployment, deployment
+from played import PlayedFrontend, PlayedWorker, until
 from trivet_chassis.clock import ManualClock
 from trivet_proto.errors import ErrorKind
 from trivet_proto.v1 import types_pb2

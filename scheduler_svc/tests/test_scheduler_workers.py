@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from played import Deployment, PlayedFrontend, PlayedWorker, deployment, until
+from deployed import Deployment, deployment
+from played import PlayedFrontend, PlayedWorker, until
 from trivet_proto.errors import ErrorKind
 from trivet_proto.packing import pack_i32
 from trivet_proto.v1 import engine_pb2, types_pb2, worker_pb2
