@@ -14,12 +14,13 @@ from pool_machine import pool_state
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.sampling import child_seed
 from trivet_scheduler.core import Scheduler
+from trivet_scheduler.core.answers import MOST_FAILURES
 from trivet_scheduler.plan import StepOutcome, StepPlan, StepStatus
 from trivet_scheduler.replica import Replica
 from trivet_scheduler.request import Request, Resume, Status
 
 CONTEXT = 10_000
-MOST_FAILURES_IN_A_ROW = 3  # one more and a request alone in its step is given up, which is another test's matter
+MOST_FAILURES_IN_A_ROW = MOST_FAILURES - 1  # one more and a request alone in its step is given up
 MOST_WAITING, MOST_WAITING_TOKENS = 12, 150
 SEED = 11
 STOP_IDS = frozenset(range(0, 1000, 12))  # about one token in twelve
@@ -436,7 +437,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert finish is self.ended_by_us[request]
             assert tokens == expected[: len(tokens)]
             return
-        if (tokens, finish) != (expected, asked.finish):
+        if finish is Status.FINISHED_ERROR and request.error.kind is ErrorKind.INTERNAL:
+            # A site fails seldom in a row, but this request may have been in none of the steps between.
+            assert request.failures >= MOST_FAILURES
+            assert tokens == expected[: len(tokens)]
+        elif (tokens, finish) != (expected, asked.finish):
             # No cache was large enough, at a time when the largest was away perhaps.
             smallest = min(site.num_blocks - 1 for site in self.sites) * BLOCK
             assert request.num_prompt + asked.delivered + len(tokens) > smallest
