@@ -1,8 +1,10 @@
 """Several replicas under one scheduler: who runs where, draining, pools of different sizes, and nobody left behind."""
 
+import pytest
 from model_worker import BLOCK, Collected, ModelWorker, expected_output, make_replica, make_scheduler, make_spec
 from trivet_scheduler.core import Scheduler
-from trivet_scheduler.core.admission import PATIENCE_S
+from trivet_scheduler.core.admission import MOST_LEFT, PATIENCE_S
+from trivet_scheduler.core.prefixes import Prefixes
 from trivet_scheduler.plan import StepPlan
 from trivet_scheduler.replica import Replica
 from trivet_scheduler.request import Request, Status
@@ -239,3 +241,23 @@ def test_blocks_of_different_sizes_are_never_taken_for_each_other() -> None:
     assert fleet.seen.cached[other] == 0
     assert fleet.seen.tokens[other] == expected_output(shared + [3] * 3 * BLOCK, other.seed, 5)
     assert fleet.seen.tokens[moved] == expected_output(shared + [2] * 3 * BLOCK, moved.seed, 20)
+
+
+def test_a_step_looks_at_a_bounded_part_of_a_long_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_scheduler()
+    owner, other = (make_replica(3000, name=name, tokens=64, seqs=500) for name in "ab")
+    fleet = Fleet(scheduler, owner, other)
+    prompt = list(range(20 * BLOCK))
+    add(scheduler, prompt, 1)
+    fleet.schedule(owner)
+    fleet.run()
+    for index in range(400):
+        add(scheduler, [*prompt, index], 1, handle=index + 2)
+    looked = []
+    lookup = Prefixes.lookup
+    monkeypatch.setattr(Prefixes, "lookup", lambda self, *arguments: looked.append(arguments) or lookup(self, *arguments))
+    scheduler.schedule(other)
+    assert 0 < len(looked) <= 2 * (MOST_LEFT + other.token_budget)
+    assert len(scheduler.waiting) > 300
+    fleet.run()
+    assert not scheduler.requests
