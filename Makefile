@@ -12,7 +12,7 @@ CODE := $(PACKAGES) deploy tests
 PORT ?= 8000
 ARGS ?=
 
-.PHONY: help serve test test-long check format stubs release-contract setup setup-dev clean
+.PHONY: help serve test test-long fire check format stubs release-contract setup setup-dev clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -25,6 +25,9 @@ test: setup-dev ## every test that CI runs
 
 test-long: setup-dev ## the tests that take longer than CI allows
 	$(BIN)/python -m pytest -m long
+
+fire: setup-dev ## STEPS (500000) random steps against block pool and scheduler
+	TRIVET_FIRE_STEPS=$(or $(STEPS),500000) $(BIN)/python -m pytest -q -s scheduler_svc/tests/test_scheduler_random_fire.py
 
 check: setup-dev ## format, lint, types, contracts, stubs current, layer rule
 	$(BIN)/ruff format --check $(CODE)
