@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from trivet.launch.child_log import ChildLog, Sink
 from trivet.launch.guard import Guard
+from trivet.launch.own_thread import in_own_thread
 from trivet.launch.plan import ProcessPlan
 
 
@@ -55,7 +56,7 @@ class Child:
 
     async def _until_exited(self) -> int:
         # Without reaping: as long as the zombie is there, its process id and its group's can't be anybody else's.
-        await asyncio.get_running_loop().run_in_executor(None, os.waitid, os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        await in_own_thread(lambda: os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT), name=f"wait for {self.plan.name}")
         with suppress(ProcessLookupError, PermissionError):  # where it has left nothing behind
             os.killpg(self.pid, signal.SIGKILL)
         self._guard.forget(self.pid)

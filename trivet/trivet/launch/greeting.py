@@ -1,12 +1,12 @@
 """The last word of a start: how to call what is now running. Asks the gateway for the model's name; changes nothing."""
 
-import asyncio
 import http.client
 import json
 import shlex
 import socket
 from collections.abc import Sequence
 
+from trivet.launch.own_thread import in_own_thread
 from trivet.launch.plan import Gateway, LaunchPlan
 
 TIMEOUT_S = 5.0
@@ -14,7 +14,7 @@ TIMEOUT_S = 5.0
 
 async def greet(plan: LaunchPlan) -> None:
     """Print how to call the deployment."""
-    model = await asyncio.to_thread(served_model, plan.gateway)
+    model = await in_own_thread(lambda: served_model(plan.gateway), name="greeting")
     print(greeting(plan.gateway, model, plan.one_more_worker), flush=True)
 
 
