@@ -24,7 +24,7 @@ VOCABULARY = 1000
 CONTEXT = 64
 
 
-def worker_hello(name: str = "replica", weights: bytes = b"w") -> worker_pb2.WorkerHello:
+def worker_hello(name: str = "replica", weights: bytes = b"w", instance: bytes = bytes(16)) -> worker_pb2.WorkerHello:
     spec = types_pb2.KvCacheSpec(block_size=BLOCK, num_heads=1, head_size=8, head_size_v=8, dtype="float32")
     spec.full_attention.SetInParent()
     card = types_pb2.ModelCard(
@@ -33,7 +33,7 @@ def worker_hello(name: str = "replica", weights: bytes = b"w") -> worker_pb2.Wor
     card.fingerprint.weights = weights
     rank = worker_pb2.RankResources(layers=[types_pb2.LayerKvSpec(layer="layer", spec=spec)], kv_bytes_available=1 << 20, num_kv_blocks=40)
     limits = worker_pb2.WorkerLimits(block_size=BLOCK, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=CONTEXT)
-    hello = types_pb2.Hello(name=name, instance=bytes(16), schema=SCHEMA)
+    hello = types_pb2.Hello(name=name, instance=instance, schema=SCHEMA)
     return worker_pb2.WorkerHello(
         hello=hello, card=card, ranks=[rank], limits=limits, abilities=worker_pb2.WorkerAbilities(steps_in_flight=2)
     )
@@ -158,10 +158,11 @@ def split(result: worker_pb2.StepResult) -> list[worker_pb2.StepResult]:
 class PlayedFrontend:
     """One session; reads it all the time and keeps what came, by handle."""
 
-    def __init__(self, channel: grpc.aio.Channel, name: str = "frontend") -> None:
+    def __init__(self, channel: grpc.aio.Channel, name: str = "frontend", instance: bytes = bytes(16)) -> None:
         self._out: asyncio.Queue[engine_pb2.SessionRequest] = asyncio.Queue()
         self.call = engine_pb2_grpc.EngineServiceStub(channel).Session(endless(self._out))
         self.name = name
+        self.instance = instance
         self.mute = False
         self.tokens: dict[int, list[int]] = {}
         self.finishes: dict[int, int] = {}
@@ -175,7 +176,7 @@ class PlayedFrontend:
 
     async def run(self) -> None:
         try:
-            self.say(hello=types_pb2.Hello(name=self.name, instance=bytes(16), schema=SCHEMA))
+            self.say(hello=types_pb2.Hello(name=self.name, instance=self.instance, schema=SCHEMA))
             async for message in self.call:
                 self._take(message)
         except grpc.aio.AioRpcError as failure:

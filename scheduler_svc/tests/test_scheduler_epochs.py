@@ -29,6 +29,38 @@ async def test_a_worker_that_dials_anew_takes_over_from_its_older_stream(tmp_pat
         assert deployed.engine.num_replicas == 1
 
 
+async def test_a_worker_whose_name_another_process_takes_is_told_so_and_how_to_mend_it(tmp_path: Path, caplog) -> None:
+    async with deployment(tmp_path) as deployed:
+        older = await deployed.worker()
+        newer = deployed.play(PlayedWorker(deployed.channel, hello=worker_hello(instance=b"another process.")))
+        await until(lambda: newer.ready.is_set() and older.ended.is_set())
+        assert older.error.kind is ErrorKind.ALREADY_EXISTS
+        assert not older.error.retryable
+        assert older.error.param == "name"
+        assert "worker" in older.error.message
+        assert "the name replica" in older.error.message
+        assert "--name" in older.error.message
+        assert "another process has come as worker replica" in caplog.text
+        frontend = await deployed.frontend()
+        frontend.add([1], [1, 2, 3], 3)
+        await frontend.until_finished(1)
+        assert frontend.tokens[1] == [3, 4, 5]
+
+
+async def test_a_frontend_whose_name_another_process_takes_is_told_so_and_how_to_mend_it(tmp_path: Path) -> None:
+    async with deployment(tmp_path) as deployed:
+        await deployed.worker()
+        older = await deployed.frontend()
+        newer = deployed.play(PlayedFrontend(deployed.channel, instance=b"another process."))
+        await until(lambda: newer.card is not None and older.ended.is_set())
+        assert older.error.kind is ErrorKind.ALREADY_EXISTS
+        assert older.error.param == "name"
+        assert "the name frontend" in older.error.message
+        assert "--name" in older.error.message
+        newer.add([1], [1, 2, 3], 3)
+        await newer.until_finished(1)
+
+
 async def test_messages_of_an_older_epoch_are_dropped_and_counted(tmp_path: Path) -> None:
     async with deployment(tmp_path) as deployed:
         older = await deployed.worker()

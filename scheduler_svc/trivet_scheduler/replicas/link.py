@@ -37,6 +37,7 @@ class WorkerLink:
         """Raises INVALID_ARGUMENT or FAILED_PRECONDITION, with what must change, for a worker that cannot serve here."""
         check_hello(hello)
         self.name = hello.hello.name
+        self.instance = hello.hello.instance
         self.card = hello.card
         engine.check_model(self.name, self.card)
         self.epoch = engine.next_epoch()

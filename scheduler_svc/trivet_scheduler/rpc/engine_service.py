@@ -49,7 +49,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             raise TrivetError(ErrorKind.FAILED_PRECONDITION, reason)
         session = FrontendSession(self._engine, first.hello)
         await context.send_initial_metadata(())  # were it to go with the first message, that could not be given up half-way
-        async with self.streams.hold(session.name, session.stream):
+        async with self.streams.hold(session.name, session.instance, session.stream):
             self._welcome(session)
             self._sessions.add(session)
             logger.info("frontend %s has a session", session.name)

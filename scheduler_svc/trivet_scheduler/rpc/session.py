@@ -29,6 +29,7 @@ class FrontendSession:
 
     def __init__(self, engine: Engine, hello: types_pb2.Hello) -> None:
         self.name = hello.name
+        self.instance = hello.instance
         self.epoch = engine.next_epoch()
         self.outbox = Outbox()
         self.stream = StreamEnd(self._on_end)

@@ -1,13 +1,15 @@
 """The open streams of one service: one per name, each with the tasks that serve it.
 
-Accepting a name ends the older stream of that name first. Reading, writing and watching a stream run side by side; whichever ends first
-ends the others, and the handler returns only when all have ended, so that no task outlives its stream.
+Accepting a name ends the older stream of that name first, and tells it whether its own process dialled anew or another took the name: the
+latter must not dial again, or the two would end each other's streams for ever. Reading, writing and watching a stream run side by side;
+whichever ends first ends the others, and the handler returns only when all have ended, so that no task outlives its stream.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -23,41 +25,59 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 LEAVE_S = 2.0  # how long an older stream's handler may take to leave before the newer one goes on
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Who has a name: the instance of the process, and the end of its stream."""
+
+    instance: bytes
+    end: StreamEnd
+
+
 class OpenStreams:
     """By name, and how many there are, older ones on their way out included."""
 
     def __init__(self, peer: str) -> None:
         """`peer` is the word for who dials: worker, frontend."""
         self._peer = peer
-        self._by_name: dict[str, StreamEnd] = {}
+        self._by_name: dict[str, _Held] = {}
         self._num_open = 0
 
     def __len__(self) -> int:
         return self._num_open
 
     @asynccontextmanager
-    async def hold(self, name: str, end: StreamEnd) -> AsyncIterator[None]:
+    async def hold(self, name: str, instance: bytes, end: StreamEnd) -> AsyncIterator[None]:
         """The place of `name`, for the newest who asks: the older stream has ended when this is entered.
 
-        Raises ABORTED when a still newer stream came meanwhile.
+        Raises what the older one ends with when a still newer stream came meanwhile: ABORTED where that is of the same process `instance`,
+        ALREADY_EXISTS where it is of another.
         """
         self._num_open += 1
         older = self._by_name.get(name)
-        self._by_name[name] = end
+        self._by_name[name] = _Held(instance, end)
         try:
             if older is not None:
-                logger.warning("%s %s has dialled anew: its older stream ends", self._peer, name)
-                older.decide(TrivetError(ErrorKind.ABORTED, f"{self._peer} {name} has dialled anew: this stream is of an older epoch"))
-                if not await older.until_left(LEAVE_S):
+                older.end.decide(self._replaced(name, is_same=older.instance == instance))
+                if not await older.end.until_left(LEAVE_S):
                     logger.warning("the older stream of %s %s did not leave within %g s", self._peer, name, LEAVE_S)
                 if end.is_decided:
                     await end.wait()
             yield
         finally:
             self._num_open -= 1
-            if self._by_name.get(name) is end:
+            held = self._by_name.get(name)
+            if held is not None and held.end is end:
                 del self._by_name[name]
             end.leave()
+
+    def _replaced(self, name: str, *, is_same: bool) -> TrivetError:
+        """What the older stream of `name` ends with."""
+        if is_same:
+            logger.info("%s %s has dialled anew: its older stream ends", self._peer, name)
+            return TrivetError(ErrorKind.ABORTED, f"{self._peer} {name} has dialled anew: this stream is of an older epoch")
+        logger.warning("another process has come as %s %s: the older one's stream ends", self._peer, name)
+        message = f"another {self._peer} has come to this scheduler under the name {name}: give each {self._peer} its own --name"
+        return TrivetError(ErrorKind.ALREADY_EXISTS, message, param="name")
 
 
 async def side_by_side(name: str, **works: Coroutine[Any, Any, None]) -> None:

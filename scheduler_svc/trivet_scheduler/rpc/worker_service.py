@@ -42,7 +42,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             raise invalid("an attachment begins with a hello")
         link = WorkerLink(self._engine, self._registry, first.hello)
         await context.send_initial_metadata(())  # were it to go with the first message, that could not be given up half-way
-        async with self.streams.hold(link.name, link.stream):
+        async with self.streams.hold(link.name, link.instance, link.stream):
             self._links.add(link)
             link.configure(self._name)
             try:
