@@ -150,11 +150,38 @@ async def test_a_control_that_is_not_known_is_answered(party) -> None:
     assert reply.error.kind == types_pb2.ERROR_KIND_UNIMPLEMENTED
 
 
-async def test_a_worker_that_does_not_belong_there_ends_with_the_reason(driver, tools, tmp_path, llama_folder) -> None:
+async def test_a_worker_that_does_not_belong_there_ends_with_the_reason(driver, tools, tmp_path, llama_folder, caplog) -> None:
     async with tools.attached(driver, tmp_path / "s.sock", llama_folder) as (scheduler, _, task):
         scheduler.refusal = TrivetError(ErrorKind.FAILED_PRECONDITION, "another model is served here")
         with pytest.raises(TrivetError, match="another model is served here"):
             await asyncio.wait_for(task, DEADLINE_S)
+    assert "dialling again" not in caplog.text
+
+
+async def test_a_worker_whose_name_another_has_taken_does_not_dial_again(party, caplog) -> None:
+    scheduler, link, task = party
+    stream = await scheduler.next_stream()
+    await stream.next("ready")
+    taken = TrivetError(ErrorKind.ALREADY_EXISTS, "another worker has come under the name replica-a: give each worker its own --name")
+    stream.down.put_nowait(worker_pb2.AttachResponse(error=taken.to_proto()))
+    with pytest.raises(TrivetError, match="replica-a: give each worker its own --name") as ended:
+        await asyncio.wait_for(task, DEADLINE_S)
+    assert ended.value.appearance.http_status < 500, "so the exit code is that of a configuration error"
+    assert "dialling again" not in caplog.text
+    assert scheduler.streams.empty()
+    assert not link.is_attached
+
+
+async def test_a_draining_worker_whose_name_its_successor_has_taken_leaves_in_peace(party) -> None:
+    scheduler, link, task = party
+    stream = await scheduler.next_stream()
+    await stream.next("ready")
+    link.say_draining(10)
+    await stream.next("draining")
+    taken = TrivetError(ErrorKind.ALREADY_EXISTS, "another worker has come under the name replica-a")
+    stream.down.put_nowait(worker_pb2.AttachResponse(error=taken.to_proto()))
+    await asyncio.wait_for(task, DEADLINE_S)
+    assert scheduler.streams.empty()
 
 
 async def test_a_refusal_ends_the_service_as_a_configuration_that_cannot_work(driver, tools, tmp_path, llama_folder) -> None:

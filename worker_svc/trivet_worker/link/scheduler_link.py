@@ -29,6 +29,9 @@ STABLE_S = 10.0
 
 STEPS_IN_FLIGHT = 2
 
+FOR_GOOD = frozenset({ErrorKind.FAILED_PRECONDITION, ErrorKind.ALREADY_EXISTS})
+"""What a scheduler ends a stream with when dialling again cannot help: another model, a name that another process has taken."""
+
 
 class SchedulerLink:
     """Keeps one attachment alive for as long as the process lives."""
@@ -61,13 +64,21 @@ class SchedulerLink:
         return None if running is None else self._clock.monotonic() - running.since
 
     async def run(self) -> None:
-        """Attach, again and again, until draining. Raises FAILED_PRECONDITION when this worker cannot serve there."""
+        """Attach, again and again, until draining.
+
+        Raises FAILED_PRECONDITION when this worker cannot serve there, ALREADY_EXISTS when another process has taken its name.
+        """
         backoff = FIRST_BACKOFF_S
         while not self._leaving.is_set():
-            started, has_said = self._clock.monotonic(), backoff > FIRST_BACKOFF_S
-            reason = await self._attach_once(has_said=has_said)
-            if reason is not None and reason.kind is ErrorKind.FAILED_PRECONDITION:
+            started = self._clock.monotonic()
+            address, reason = await self._attach_once()
+            if self._leaving.is_set():
+                return
+            if reason is not None and reason.kind in FOR_GOOD:
                 raise reason
+            if backoff == FIRST_BACKOFF_S:
+                words = "it ended the stream" if reason is None else reason.message
+                logger.warning("the scheduler at %s: %s; dialling again", address, words)
             if self._clock.monotonic() - started >= STABLE_S:
                 backoff = FIRST_BACKOFF_S
             await self._pause(backoff)
@@ -79,8 +90,8 @@ class SchedulerLink:
         if self._attachment is not None:
             self._attachment.say_draining(deadline_s, "the worker is shutting down")
 
-    async def _attach_once(self, *, has_said: bool) -> TrivetError | None:
-        """Dial, and live with it until its end. Returns why it ended, None where the scheduler gave no reason."""
+    async def _attach_once(self) -> tuple[str, TrivetError | None]:
+        """Dial, and live with it until its end. Returns whom, and why it ended: None where the scheduler gave no reason."""
         reason: TrivetError | None = None
         address = ", ".join(self._settings.scheduler)
         try:
@@ -95,9 +106,7 @@ class SchedulerLink:
                 self._home.lost(address, for_good=attachment.home_drains)
         except TrivetError as error:
             reason = error
-        if not self._leaving.is_set() and not has_said:
-            logger.warning("the scheduler at %s: %s; dialling again", address, "it ended the stream" if reason is None else reason.message)
-        return reason
+        return address, reason
 
     async def _pause(self, seconds: float) -> None:
         try:
