@@ -1,14 +1,16 @@
 """What is printed in the end can be pasted into a shell."""
 
+import io
 import json
 import shlex
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
-from trivet.launch.greeting import base_url, greeting, served_model
-from trivet.launch.plan import Gateway
+from trivet.launch.greeting import base_url, greet, greeting, served_model
+from trivet.launch.plan import Gateway, LaunchPlan
 
 PRIVATE = "unix:/run/frontend.sock"
 
@@ -24,11 +26,12 @@ def test_the_curl_line_is_one_command_with_a_valid_body() -> None:
     body = json.loads(words[words.index("-d") + 1])
     assert body["model"] == "it's a model"
     assert body["messages"][0]["role"] == "user"
+    assert (body["max_tokens"], body["temperature"]) == (64, 0)
 
 
 def test_without_a_name_the_body_has_no_model() -> None:
     words = curl_words(greeting(Gateway(host="127.0.0.1", port=8123, uds="", grpc_listen=PRIVATE), None))
-    assert set(json.loads(words[words.index("-d") + 1])) == {"messages"}
+    assert set(json.loads(words[words.index("-d") + 1])) == {"messages", "max_tokens", "temperature"}
 
 
 def test_a_key_is_asked_for_but_not_shown() -> None:
@@ -53,6 +56,15 @@ def test_the_command_for_one_more_worker_can_be_pasted() -> None:
     command = ["/a path/python", "-m", "trivet_worker", "--scheduler=unix:/run/x/scheduler.sock", "--listen="]
     lines = greeting(Gateway(host="127.0.0.1", port=1, uds="", grpc_listen=PRIVATE), "m", command).splitlines()
     assert command in [shlex.split(line) for line in lines if "trivet_worker" in line]
+
+
+async def test_a_greeting_that_nobody_reads_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Closed())
+    await greet(LaunchPlan((), Gateway(host="127.0.0.1", port=1, uds=str(tmp_path / "nobody"), grpc_listen=PRIVATE), ()))
 
 
 class Models(BaseHTTPRequestHandler):

@@ -5,23 +5,26 @@ import json
 import shlex
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 from trivet.launch.own_thread import in_own_thread
 from trivet.launch.plan import Gateway, LaunchPlan
 
 TIMEOUT_S = 5.0
+EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64, "temperature": 0}
+"""Short, and the same answer each time."""
 
 
 async def greet(plan: LaunchPlan) -> None:
     """Print how to call the deployment."""
     model = await in_own_thread(lambda: served_model(plan.gateway), name="greeting")
-    print(greeting(plan.gateway, model, plan.one_more_worker), flush=True)
+    with suppress(OSError):  # nobody reads our output: no reason to stop
+        print(greeting(plan.gateway, model, plan.one_more_worker), flush=True)
 
 
 def greeting(gateway: Gateway, model: str | None, one_more_worker: Sequence[str] = ()) -> str:
     """The text; `model` is None where the gateway didn't tell its name. `one_more_worker` is the command that adds one."""
-    body = json.dumps({"model": model} if model else {}, ensure_ascii=False)[:-1]
-    body += (", " if model else "") + '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    body = json.dumps(({"model": model} if model else {}) | EXAMPLE, ensure_ascii=False)
     words = [f"curl -s {base_url(gateway)}/v1/chat/completions -H 'Content-Type: application/json'"]
     if gateway.uds:
         words.append(f"--unix-socket {shlex.quote(gateway.uds)}")
@@ -40,7 +43,7 @@ def greeting(gateway: Gateway, model: str | None, one_more_worker: Sequence[str]
     if not gateway.grpc_listen.startswith("unix:"):
         lines.append(f"gRPC API (trivet.v1.InferenceService): {gateway.grpc_listen}")
     if one_more_worker:
-        lines += ["", "One more worker (or start with --workers 2):", "", "  " + shlex.join(one_more_worker), ""]
+        lines += ["", "One more worker, beside those that run:", "", "  " + shlex.join(one_more_worker), ""]
     lines.append("Ctrl-C stops it.\n")
     return "\n".join(lines)
 
