@@ -1,7 +1,7 @@
 """What is printed in the end can be pasted into a shell."""
 
-import io
 import json
+import os
 import shlex
 import threading
 from collections.abc import Iterator
@@ -59,12 +59,12 @@ def test_the_command_for_one_more_worker_can_be_pasted() -> None:
 
 
 async def test_a_greeting_that_nobody_reads_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    monkeypatch.setattr("sys.stdout", Closed())
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w")
+    monkeypatch.setattr("sys.stdout", stream)
     await greet(LaunchPlan((), Gateway(host="127.0.0.1", port=1, uds=str(tmp_path / "nobody"), grpc_listen=PRIVATE), ()))
+    stream.close()  # what nobody took is forgotten: this doesn't raise
 
 
 class Models(BaseHTTPRequestHandler):

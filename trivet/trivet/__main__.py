@@ -4,12 +4,16 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from trivet_chassis.lifecycle import EXIT_CLEAN, EXIT_CONFIGURATION
-from trivet_chassis.metrics import software_version
-from trivet_chassis.settings import nearest
-from trivet_proto.errors import TrivetError
+from trivet.interrupts import interrupts_ending_the_process, let_interrupts_end_the_process
 
-from trivet.commands import COMMANDS
+with interrupts_ending_the_process():  # the imports take most of a second
+    from trivet_chassis.lifecycle import EXIT_CLEAN, EXIT_CONFIGURATION
+    from trivet_chassis.metrics import software_version
+    from trivet_chassis.settings import nearest
+    from trivet_proto.errors import TrivetError
+
+    from trivet.commands import COMMANDS
+    from trivet.output import discard_output, flush_output
 
 USAGE = """\
 usage: trivet COMMAND [ARGUMENTS]
@@ -29,8 +33,26 @@ Each service can also be started alone: python -m trivet_frontend, trivet_schedu
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 clean, 1 a fault of ours, 2 what the caller got wrong."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run one command; returns the exit code: 0 clean, 1 a fault of ours, 2 what the caller got wrong. Without `argv` it is the program."""
+    try:
+        try:
+            return run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            flush_output()
+    except TrivetError as error:
+        return complain(error.message)
+    except BrokenPipeError:  # our reader has left: no fault of anybody's
+        discard_output()
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:  # before a command had its own way of stopping
+        return 128 + signal.SIGINT
+    finally:
+        if argv is None:
+            let_interrupts_end_the_process()
+
+
+def run(words: list[str]) -> int:
+    """Find the command and run it. Raises `TrivetError` for what the caller got wrong."""
     if not words or words[0] in ("--help", "-h"):
         print(usage(), end="")
         return EXIT_CLEAN if words else EXIT_CONFIGURATION
@@ -38,18 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"trivet {software_version()}")
         return EXIT_CLEAN
     if words[0] == "help":
-        words = [*words[1:2], "--help"]
-        if len(words) == 1:
-            return main(words)
-    try:
-        command = COMMANDS.get(words[0])
-        if command is None:
-            return complain(f"{words[0]} is no command{nearest(words[0], list(COMMANDS))} (trivet --help lists them)")
-        return command.run(words[1:])
-    except TrivetError as error:
-        return complain(error.message)
-    except KeyboardInterrupt:  # before a command had its own way of stopping
-        return 128 + signal.SIGINT
+        return run([*words[1:2], "--help"])
+    command = COMMANDS.get(words[0])
+    if command is None:
+        return complain(f"{words[0]} is no command{nearest(words[0], list(COMMANDS))} (trivet --help lists them)")
+    return command.run(words[1:])
 
 
 def usage() -> str:

@@ -5,10 +5,10 @@ import json
 import shlex
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 
 from trivet.launch.own_thread import in_own_thread
 from trivet.launch.plan import Gateway, LaunchPlan
+from trivet.output import discard_output
 
 TIMEOUT_S = 5.0
 EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64, "temperature": 0}
@@ -18,8 +18,10 @@ EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of Fran
 async def greet(plan: LaunchPlan) -> None:
     """Print how to call the deployment."""
     model = await in_own_thread(lambda: served_model(plan.gateway), name="greeting")
-    with suppress(OSError):  # nobody reads our output: no reason to stop
+    try:
         print(greeting(plan.gateway, model, plan.one_more_worker), flush=True)
+    except BrokenPipeError:  # nobody reads it: no reason to stop
+        discard_output()
 
 
 def greeting(gateway: Gateway, model: str | None, one_more_worker: Sequence[str] = ()) -> str:
