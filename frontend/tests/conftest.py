@@ -84,6 +84,8 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
     live: dict[int, Child] = field(default_factory=dict)
     outboxes: list[Outbox] = field(default_factory=list)
     draining: bool = False
+    # What a session is told whose name another process has taken, when `kill` ends it.
+    name_taken: str = ""
     # A process that hangs: the connection stands and nothing comes.
     silent: bool = False
     last_step_age_ms: int | None = None
@@ -112,6 +114,8 @@ class FakeScheduler(engine_pb2_grpc.EngineServiceServicer):
             while (message := await outbox.get()) is not None:
                 if not self.silent:
                     yield message
+            if self.name_taken:
+                await context.abort(grpc.StatusCode.ALREADY_EXISTS, self.name_taken)
         finally:
             for task in tasks:
                 task.cancel()

@@ -189,6 +189,10 @@ class Frontend:
         self._serving_digest = model.bundle_digest
         logger.info("serving %s, context %d tokens, sampling defaults %s", ", ".join(names), model.max_model_len, defaults)
 
+    async def until_displaced(self) -> TrivetError:
+        """Why this frontend must leave, once another process has taken its name at a scheduler."""
+        return await self._engine.until_displaced()
+
     # ---- leave ----
 
     async def drain(self) -> None:
@@ -217,15 +221,26 @@ class Frontend:
 
 
 async def serve(settings: FrontendSettings, lifecycle: Lifecycle) -> None:
-    """Run a frontend until it is told to leave."""
+    """Run a frontend until it is told to leave.
+
+    Raises ALREADY_EXISTS when another process has taken its name at a scheduler: to be mended, not to be retried.
+    """
     frontend = Frontend(settings, clock=SystemClock())
+    draining = asyncio.create_task(lifecycle.until_draining(), name="wait for the drain")
+    displaced = asyncio.create_task(frontend.until_displaced(), name="wait for another frontend of this name")
     try:
         await frontend.start()
         logger.info("HTTP on %s, gRPC on %s", frontend.http_url, frontend.grpc_address or "no address")
         lifecycle.supervise(frontend.follow_engine(), "follow engine")
-        await lifecycle.until_draining()
+        await asyncio.wait({draining, displaced}, return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            raise displaced.result()
+        draining.result()
         await frontend.drain()
     finally:
+        for task in (draining, displaced):
+            task.cancel()
+        await asyncio.gather(draining, displaced, return_exceptions=True)
         await frontend.stop()
 
 

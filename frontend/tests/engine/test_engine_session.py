@@ -129,6 +129,19 @@ async def test_a_lost_scheduler_fails_its_requests_as_retryable_and_is_dialled_a
     assert scheduler.hellos[0].instance == scheduler.hellos[-1].instance
 
 
+async def test_a_name_that_another_frontend_has_taken_is_not_taken_back(scheduler, caplog) -> None:
+    scheduler.name_taken = "another frontend has come under the name test: give each frontend its own --name"
+    async with engine_of(scheduler.address) as engine, asyncio.timeout(10):
+        await until_ready(engine)
+        scheduler.kill.set()
+        reason = await engine.until_displaced()
+        assert (reason.kind, reason.message) == (ErrorKind.ALREADY_EXISTS, scheduler.name_taken)
+        assert not engine.addresses, "no session is left that would dial"
+        assert not engine.ready
+    assert len(scheduler.hellos) == 1
+    assert f"is not dialled again: {scheduler.name_taken}" in caplog.text
+
+
 async def test_a_scheduler_without_workers_takes_no_requests(scheduler) -> None:
     scheduler.replicas_ready = 0
     async with engine_of(scheduler.address) as engine:

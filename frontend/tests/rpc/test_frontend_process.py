@@ -33,6 +33,18 @@ async def test_a_wrong_flag_is_one_line_and_exit_code_2() -> None:
     assert "insecure" in output
 
 
+async def test_a_frontend_whose_name_another_has_taken_leaves_with_exit_code_2(scheduler, socket_folder) -> None:
+    scheduler.name_taken = "another frontend has come under the name f: give each frontend its own --name"
+    uds = str(socket_folder / "http.sock")
+    frontend = asyncio.create_task(run("--name", "f", "--scheduler", scheduler.address, "--uds", uds, "--grpc-listen", ""))
+    await scheduler.until(lambda: bool(scheduler.outboxes))
+    scheduler.kill.set()
+    code, output = await frontend
+    assert code == 2
+    assert f"configuration: {scheduler.name_taken}" in output
+    assert "Traceback" not in output
+
+
 async def test_sigterm_drains_and_leaves_cleanly(scheduler, socket_folder) -> None:
     path = socket_folder / "http.sock"
     process = await asyncio.create_subprocess_exec(

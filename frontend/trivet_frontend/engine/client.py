@@ -56,6 +56,7 @@ class EngineClient:
         self._session_tasks: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
+        self._displaced: TrivetError | None = None
 
     def start(self) -> None:
         """Begin to dial; returns at once."""
@@ -131,6 +132,14 @@ class EngineClient:
             seen = self.changes.count
             if self.model is not None:
                 return self.model
+            await self.changes.after(seen)
+
+    async def until_displaced(self) -> TrivetError:
+        """The scheduler's words, once another process has taken this frontend's name there: this one must leave."""
+        while True:
+            seen = self.changes.count
+            if self._displaced is not None:
+                return self._displaced
             await self.changes.after(seen)
 
     async def fetch_bundle(self, model: ModelDescription) -> bytes:
@@ -212,7 +221,7 @@ class EngineClient:
 
     def _adopt(self, addresses: tuple[str, ...]) -> None:
         """Have a session for each of `addresses`, and none for others once their stream has ended."""
-        for address in addresses:
+        for address in addresses if self._displaced is None else ():
             if address in self._sessions:
                 self._sessions[address].is_listed = True
                 continue
@@ -233,9 +242,14 @@ class EngineClient:
     def _dismiss(self, session: SchedulerSession, task: asyncio.Task[None]) -> None:
         self._sessions.pop(session.address, None)
         self._session_tasks.pop(session.address, None)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("the session to %s died", session.address, exc_info=task.exception())
+        failure = None if task.cancelled() else task.exception()
+        if isinstance(failure, TrivetError) and failure.kind is ErrorKind.ALREADY_EXISTS:
+            logger.error("the session to the scheduler at %s is not dialled again: %s", session.address, failure.message)
+            self._displaced = failure.with_traceback(None)
+        elif failure is not None:
+            logger.error("the session to %s died", session.address, exc_info=failure)
         if not self._closing:
-            # It may have come back while it was being let go.
-            self._adopt(self._peers.addresses)
+            if self._displaced is None:
+                # It may have come back while it was being let go.
+                self._adopt(self._peers.addresses)
             self.note_change()

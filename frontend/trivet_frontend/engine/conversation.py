@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 import grpc.aio
 from trivet_chassis.clock import Clock
 from trivet_chassis.rpc import create_channel
+from trivet_proto.errors import TrivetError
 from trivet_proto.revision import agree
 from trivet_proto.v1 import engine_pb2, types_pb2
 from trivet_proto.v1.engine_pb2_grpc import EngineServiceStub
@@ -79,7 +80,7 @@ class Conversation:
         if not isinstance(first, engine_pb2.SessionResponse):  # the end of the stream
             raise SessionLostError(f"the scheduler refused the session: {await call.code()}: {await call.details()}")
         if first.WhichOneof("message") == "error":
-            raise SessionLostError(f"the scheduler refused the session: {first.error.message}")
+            raise TrivetError.from_proto(first.error)
         if first.WhichOneof("message") != "welcome":
             raise SessionLostError("the first message was no welcome")
         disagreement = agree(first.welcome.scheduler.schema)
@@ -106,7 +107,7 @@ class Conversation:
                 raise SessionLostError(f"the scheduler ended the session: {(await call.code()).name} {await call.details()}")
             self._last_received = self._clock.monotonic()
             if message.WhichOneof("message") == "error":
-                raise SessionLostError(message.error.message)
+                raise TrivetError.from_proto(message.error)
             listener.take(message, self._last_received)
 
     async def _tick(self, listener: Listener) -> None:

@@ -180,7 +180,10 @@ class SchedulerSession:
     # ---- the stream ----
 
     async def run(self) -> None:
-        """Keep the session up until cancelled, or until it ends when no longer listed."""
+        """Keep the session up until cancelled, or until it ends when no longer listed.
+
+        Raises ALREADY_EXISTS when another process has taken this frontend's name: dialling again would take it back, and so on for ever.
+        """
         backoff = FIRST_BACKOFF_SECONDS
         last_reason = ""
         while self.is_listed:
@@ -201,16 +204,17 @@ class SchedulerSession:
             backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
 
     async def _hold(self) -> str:
-        """Dial once and converse; returns how that ended."""
+        """Dial once and converse; returns how that ended. Raises ALREADY_EXISTS when another process has taken the name."""
         conversation = self._dialled = Conversation(self.address, clock=self._clock)
         try:
             await conversation.hold(self._identity.hello(), self)
-        except SessionLostError as error:
-            return str(error)
-        except TrivetError as error:
-            return error.message
-        except grpc.aio.AioRpcError as error:
-            return error_of(error).message
+        except SessionLostError as lost:
+            return str(lost)
+        except (TrivetError, grpc.aio.AioRpcError) as failure:
+            reason = failure if isinstance(failure, TrivetError) else error_of(failure)
+            if reason.kind is ErrorKind.ALREADY_EXISTS:
+                raise reason from None
+            return reason.message
         except asyncio.InvalidStateError:
             return "the call ended"  # grpc.aio's way to say that a write came after the end
         except Exception:
