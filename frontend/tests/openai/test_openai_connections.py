@@ -7,6 +7,8 @@ import socket
 from collections.abc import AsyncIterator
 
 import httpx
+import pytest
+from trivet_frontend.openai.connection import MAX_HEAD_BYTES
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -91,12 +93,107 @@ async def test_a_connection_may_rest_between_requests_and_trickle_no_head(start_
 async def test_a_head_that_is_too_large_is_refused(start_frontend) -> None:
     async with start_frontend() as frontend, connection(frontend) as (reader, writer), asyncio.timeout(10):
         writer.write(b"GET /health HTTP/1.1\r\nX: ")
+        for _ in range(20):
+            writer.write(b"x" * 10_000)
+            await writer.drain()
+        assert b"431" in await reader.read(), "the answer is not lost for what is still being sent"
+
+
+async def answer_to(frontend, sent: bytes) -> tuple[int, dict]:
+    """Status and body of the answer to what is sent whole on a connection of its own, which the frontend then closes."""
+    async with connection(frontend) as (reader, writer), asyncio.timeout(10):
+        writer.write(sent)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head
+    assert b"connection: close" in head.lower()
+    return int(head.split()[1]), json.loads(body)
+
+
+def head_of(size: int, *, in_target: bool = False) -> bytes:
+    """The head of a request, of so many bytes."""
+    before, after = (b"GET /health/live?", b" HTTP/1.1\r\nConnection: close\r\n\r\n")
+    if not in_target:
+        before, after = b"GET /health/live HTTP/1.1\r\nConnection: close\r\nX: ", b"\r\n\r\n"
+    return before + b"x" * (size - len(before) - len(after)) + after
+
+
+async def test_the_limit_on_a_head_holds_to_the_byte_however_it_comes(start_frontend) -> None:
+    async with start_frontend() as frontend:
+        assert (await answer_to(frontend, head_of(MAX_HEAD_BYTES)))[0] == 200
+        for size in (MAX_HEAD_BYTES + 1, 66_000, 100_000, 131_000, 250_000):
+            for in_target in (False, True):
+                status, body = await answer_to(frontend, head_of(size, in_target=in_target))
+                assert (status, body["error"]["type"]) == (431, "invalid_request_error")
+                assert str(MAX_HEAD_BYTES) in body["error"]["message"]
+
+
+async def test_a_head_that_is_too_large_is_refused_behind_the_answers_before_it(start_frontend, scheduler) -> None:
+    scheduler.flowing.clear()
+    async with start_frontend() as frontend, connection(frontend) as (reader, writer), asyncio.timeout(10):
+        writer.write(post({"messages": HELLO, "max_tokens": 2}) + head_of(66_000))
+        await scheduler.until(lambda: bool(scheduler.live))
+        scheduler.flowing.set()
+        answers = await reader.read()
+        assert answers.startswith(b"HTTP/1.1 200")
+        assert b'"finish_reason":"length"' in answers.partition(b"HTTP/1.1 431")[0]
+        assert answers.count(b"HTTP/1.1 ") == 2
+
+
+async def test_a_body_that_comes_behind_its_answer_is_no_head(start_frontend) -> None:
+    async with start_frontend() as frontend, connection(frontend) as (reader, writer), asyncio.timeout(10):
+        writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
+        assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 404")
+        for _ in range(30):
+            writer.write(b"x" * 10_000)
+            await writer.drain()
+        writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_head_that_began_behind_a_request_has_the_time_of_all_heads(start_frontend, scheduler) -> None:
+    scheduler.flowing.clear()
+    async with start_frontend(header_timeout=0.2) as frontend, connection(frontend) as (reader, writer), asyncio.timeout(10):
+        writer.write(post({"messages": HELLO, "max_tokens": 2}) + b"GET /health/live HTTP/1.1\r\n")
+        await scheduler.until(lambda: bool(scheduler.live))
+        scheduler.flowing.set()
+        await reader.readuntil(b"}}")
+        writer.write(b"X: ")
+        assert b"408" in await reader.read()
+
+
+MALFORMED = {
+    "no method": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    "no version": b"GET / HTTZ/9\r\n\r\n",
+    "a header without a name": b"GET / HTTP/1.1\r\n: x\r\n\r\n",
+    "a length that is none": b"POST /v1/completions HTTP/1.1\r\nContent-Length: many\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+    "a target that is none": b"GET http://[ HTTP/1.1\r\n\r\n",
+    "a chunk that is none": b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_what_is_not_http_gets_the_shape_of_all_errors_and_a_line_that_says_what(start_frontend, caplog, name: str) -> None:
+    async with start_frontend() as frontend:
+        status, body = await answer_to(frontend, MALFORMED[name])
+        assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+        assert body["error"]["message"].startswith("the request cannot be read as HTTP: ")
+        words = body["error"]["message"].partition("HTTP: ")[2]
+        assert words
+        assert f"what 127.0.0.1 sent is not HTTP: {words}" in caplog.text
+
+
+@pytest.mark.parametrize("behind", [b"\x00\x00\r\n\r\n", b"GET /health HTTP/1.1\r\nX: " + 600_000 * b"x"])
+async def test_what_is_refused_behind_a_stream_that_runs_does_not_get_into_it(start_frontend, scheduler, behind: bytes) -> None:
+    scheduler.pause_after = 2
+    async with start_frontend() as frontend, connection(frontend) as (reader, writer), asyncio.timeout(10):
+        writer.write(post({"messages": HELLO, "max_tokens": 9, "stream": True}))
+        seen = await reader.readuntil(b"data: ")
+        writer.write(behind)
         with contextlib.suppress(ConnectionError):
-            for _ in range(20):
-                writer.write(b"x" * 10_000)
-                await writer.drain()
-        with contextlib.suppress(ConnectionError):
-            assert b"431" in await reader.read()
+            seen += await reader.read()
+        assert seen.count(b"HTTP/1.1 ") == 1
+        await scheduler.until(lambda: not scheduler.live)
 
 
 async def test_connections_over_the_limit_are_told_to_come_back(start_frontend) -> None:
