@@ -120,6 +120,21 @@ async def test_a_worker_that_cannot_serve_there_says_so(scheduler: str, model: D
         assert refused.value.kind is ErrorKind.FAILED_PRECONDITION
 
 
+async def test_of_two_workers_with_one_name_the_older_leaves_and_says_why(scheduler: str, model: DoubleModel) -> None:
+    older = MockWorker(worker_settings(scheduler), model=model)
+    running = asyncio.create_task(older.run())
+    async with asyncio.timeout(10):
+        while not older.life.is_attached:
+            await asyncio.sleep(0.005)
+        async with MockWorker(worker_settings(scheduler), model=model) as newer, MockFrontend(scheduler) as frontend:
+            with pytest.raises(TrivetError, match="the name mock: give each worker its own --name") as taken:
+                await running
+            assert taken.value.kind is ErrorKind.ALREADY_EXISTS
+            await newer.until_attached()
+            (child,) = frontend.add([1, 2], seed=1)
+            assert await child.until_ended() == expected_output([1, 2], 1, 16, newer.law.choices)
+
+
 async def test_logprobs_come_for_every_token_and_are_always_the_same(scheduler: str, model: DoubleModel) -> None:
     sampling = types_pb2.SamplingParams(max_tokens=5, logprobs=2, prompt_logprobs=1)
     async with MockWorker(worker_settings(scheduler), model=model) as worker, MockFrontend(scheduler) as frontend:

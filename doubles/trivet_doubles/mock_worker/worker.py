@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
 
+FOR_GOOD = frozenset({ErrorKind.FAILED_PRECONDITION, ErrorKind.ALREADY_EXISTS})
+"""What a scheduler ends a stream with when dialling again cannot help: another model, a name that another process has taken."""
+
 
 class MockWorker:
     """One replica without a model. `on_death` is called when `die_step` comes; by default it leaves its stream without a word."""
@@ -56,7 +59,10 @@ class MockWorker:
         return self._identity.law
 
     async def run(self) -> None:
-        """Attach, again and again, until drained or dead. Raises FAILED_PRECONDITION when this worker cannot serve there."""
+        """Attach, again and again, until drained or dead.
+
+        Raises FAILED_PRECONDITION when this worker cannot serve there, ALREADY_EXISTS when another has taken its name.
+        """
         backoff = FIRST_BACKOFF_S
         while not self._is_leaving:
             attachments = self.life.attachments
@@ -69,7 +75,7 @@ class MockWorker:
                 self._on_death()
                 return
             except TrivetError as error:
-                if error.kind is ErrorKind.FAILED_PRECONDITION:
+                if error.kind in FOR_GOOD and not self._is_leaving:
                     raise
                 if self.life.attachments > attachments:
                     backoff = FIRST_BACKOFF_S
