@@ -15,6 +15,7 @@ import msgspec
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "text", "json"]
+WrittenFormat = Literal["text", "json"]
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
@@ -23,8 +24,8 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if
 _TRACE_INDENT = "\n    "
 
 
-def configure_logging(service: str, level: LogLevel = "info", format: LogFormat = "auto") -> None:
-    """Send all of this process' logs to standard error. Extra fields of a record (`extra={…}`) are kept."""
+def configure_logging(service: str, level: LogLevel = "info", format: LogFormat = "auto") -> WrittenFormat:
+    """Send all of this process' logs to standard error; returns how. Extra fields of a record (`extra={…}`) are kept."""
     handler = logging.StreamHandler(sys.stderr)
     text = format == "text" or (format == "auto" and sys.stderr.isatty())
     handler.setFormatter(TextFormatter(service) if text else JsonFormatter(service))
@@ -35,6 +36,7 @@ def configure_logging(service: str, level: LogLevel = "info", format: LogFormat 
     logging.captureWarnings(True)
     # gRPC's core writes lines of its own to standard error, at start and for every peer that goes; only its errors are of use.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    return "text" if text else "json"
 
 
 class TextFormatter(logging.Formatter):

@@ -51,12 +51,12 @@ class Loaded(Generic[T]):
 
     def describe(self) -> str:
         """One line per setting with its origin; secrets are hidden."""
-        rows = []
-        for name, origin in self.origins.items():
-            value = getattr(self.value, name)
-            shown = "(hidden)" if name in self.secrets and value else repr(value)
-            rows.append(f"{name} = {shown}  [{origin}]")
-        return "\n".join(rows)
+        return "\n".join(f"{name} = {self.shown(name)}  [{origin}]" for name, origin in self.origins.items())
+
+    def shown(self, name: str) -> str:
+        """One setting's value for people."""
+        value = getattr(self.value, name)
+        return "(hidden)" if name in self.secrets and value else repr(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """`python -m trivet_frontend`: one frontend."""
 
-import logging
 import sys
 from collections.abc import Sequence
 
+from trivet_chassis.announcing import announce_settings
 from trivet_chassis.lifecycle import EXIT_CONFIGURATION, Lifecycle, run_service
 from trivet_chassis.logging import configure_logging
 from trivet_chassis.settings import explain, load_settings
@@ -21,8 +21,6 @@ frontend waits for it and says on /health whether it can serve.
   python -m trivet_frontend --scheduler 127.0.0.1:7100 --port 8000
 """
 
-logger = logging.getLogger(__name__)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code of a frontend run with these flags."""
@@ -31,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrivetError as error:
         print(explain(error), file=sys.stderr)
         return EXIT_CONFIGURATION
-    configure_logging("frontend", loaded.value.log_level, loaded.value.log_format)
-    logger.info("settings:\n%s", loaded.describe())
+    written = configure_logging("frontend", loaded.value.log_level, loaded.value.log_format)
+    announce_settings(loaded, written)
 
     async def run(lifecycle: Lifecycle) -> None:
         await serve(loaded.value, lifecycle)

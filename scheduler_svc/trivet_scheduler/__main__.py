@@ -1,8 +1,8 @@
 """`python -m trivet_scheduler`: one scheduler process."""
 
-import logging
 import sys
 
+from trivet_chassis.announcing import announce_settings
 from trivet_chassis.lifecycle import EXIT_CONFIGURATION, run_service
 from trivet_chassis.logging import configure_logging
 from trivet_chassis.settings import explain, load_settings
@@ -25,8 +25,8 @@ def main() -> int:
         print(explain(error), file=sys.stderr)
         return EXIT_CONFIGURATION
     settings = loaded.value
-    configure_logging("scheduler", settings.log_level, settings.log_format)
-    logging.getLogger(__name__).info("settings:\n%s", loaded.describe())
+    written = configure_logging("scheduler", settings.log_level, settings.log_format)
+    announce_settings(loaded, written)
     return run_service(lambda lifecycle: serve(settings, lifecycle))
 
 

@@ -93,20 +93,20 @@ async def test_a_signal_while_starting_stops_all(launching: Launching) -> None:
 async def test_a_child_that_exits_while_starting_ends_the_launch_with_its_last_lines(launching: Launching) -> None:
     async with launching(worker=("--exit-at-start", "3")) as launch:
         assert await launch.ended() == 1
-        assert "trivet: the worker ended while starting (exit code 3); its last lines:\n    worker: out of luck" in launch.log()
+        assert "trivet: worker ended while starting (exit code 3); its last lines:\n    worker: out of luck" in launch.log()
         assert not (launch.folder / "up").exists()
 
 
 async def test_a_configuration_error_is_passed_on(launching: Launching) -> None:
     async with launching(scheduler=("--exit-at-start", "2")) as launch:
         assert await launch.ended() == 2
-        assert "trivet: the scheduler refuses its configuration: scheduler wants its reasons" in launch.log()
+        assert "trivet: scheduler refuses its configuration: scheduler wants its reasons" in launch.log()
 
 
 async def test_a_child_that_does_not_become_ready_ends_the_launch(launching: Launching) -> None:
     async with launching(worker=("--never-ready",), startup_timeout=3.0) as launch:
         assert await launch.ended() == 1
-        assert "the worker isn't ready after 3 s" in launch.log()
+        assert "worker isn't ready after 3 s" in launch.log()
 
 
 @pytest.mark.parametrize("service", ["scheduler", "worker", "frontend"])
@@ -119,7 +119,7 @@ async def test_a_child_that_dies_is_restarted_and_the_others_go_on(launching: La
         launch.process.terminate()
         assert await launch.ended() == 0
         assert all(launch.pids(name) == before[name] for name in before if name != service)
-        assert f"the {service} died (killed by SIGKILL" in launch.log()
+        assert f"{service} died (killed by SIGKILL" in launch.log()
 
 
 async def test_what_a_dead_child_had_started_is_gone_before_its_successor_is_there(launching: Launching) -> None:
@@ -147,7 +147,7 @@ async def test_without_restarts_the_others_go_on_and_a_stop_leaves_nothing(launc
     async with launching(max_restarts=0) as launch:
         await launch.up()
         os.kill(launch.pids(service)[0], signal.SIGKILL)
-        await launch.until(lambda: f"the {service} died" in launch.log(), "its death is noticed")
+        await launch.until(lambda: f"{service} died" in launch.log(), "its death is noticed")
         launch.process.terminate()
         assert await launch.ended() == 0
         others = [name for name in ("frontend", "worker", "scheduler") if name != service]

@@ -1,9 +1,9 @@
 """`python -m trivet_worker`: one worker process."""
 
-import logging
 import os
 import sys
 
+from trivet_chassis.announcing import announce_settings
 from trivet_chassis.lifecycle import EXIT_CONFIGURATION, run_service
 from trivet_chassis.logging import configure_logging
 from trivet_chassis.settings import explain, load_settings
@@ -28,8 +28,8 @@ def main() -> int:
         print(explain(error), file=sys.stderr)
         return EXIT_CONFIGURATION
     settings = loaded.value
-    configure_logging(settings.name or "worker", settings.log_level, settings.log_format)
-    logging.getLogger(__name__).info("settings:\n%s", loaded.describe())
+    written = configure_logging(settings.name or "worker", settings.log_level, settings.log_format)
+    announce_settings(loaded, written)
     # Read once, when torch brings up its threads, so it must be set before the import. Threads that spin long starve whatever else wants
     # the cores: beside one more busy process the library's own default made a step five times as slow.
     os.environ.setdefault("GOMP_SPINCOUNT", str(settings.spin))

@@ -1,9 +1,9 @@
 """`python -m trivet_doubles.mock_scheduler` and `trivet mock-scheduler`: one mock scheduler process."""
 
-import logging
 import sys
 from collections.abc import Sequence
 
+from trivet_chassis.announcing import announce_settings
 from trivet_chassis.lifecycle import EXIT_CONFIGURATION, run_service
 from trivet_chassis.logging import configure_logging
 from trivet_chassis.settings import explain, load_settings
@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m trivet_double
         print(explain(error), file=sys.stderr)
         return EXIT_CONFIGURATION
     settings = loaded.value
-    configure_logging("mock-scheduler", settings.log_level, settings.log_format)
-    logging.getLogger(__name__).info("settings:\n%s", loaded.describe())
+    written = configure_logging("mock-scheduler", settings.log_level, settings.log_format)
+    announce_settings(loaded, written)
     return run_service(lambda lifecycle: serve(settings, lifecycle), name="trivet-mock-sch", drain_limit_s=settings.drain_timeout + 5.0)
 
 

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from trivet_chassis.announcing import announce_settings
 from trivet_chassis.clock import SystemClock
 from trivet_chassis.logging import configure_logging
 
@@ -23,10 +24,8 @@ def run(argv: Sequence[str]) -> int:
     """Serve until told to stop; returns the exit code."""
     settings = load_serve_settings(argv, os.environ, prog="trivet serve")
     on_terminal = sys.stderr.isatty()
-    log_format = settings.value.log_format
-    if log_format == "auto":
-        log_format = "text" if on_terminal else "json"
-    configure_logging("launcher", settings.value.log_level, log_format)
+    log_format = configure_logging("launcher", settings.value.log_level, settings.value.log_format)
+    announce_settings(settings.loaded, log_format)
 
     with create_run_directory(os.environ) as run_directory:
         plan = plan_launch(settings, os.environ, run_directory, log_format=log_format)

@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
+from trivet_chassis.announcing import SETTINGS_MARK
 from trivet_chassis.clock import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
@@ -55,10 +56,10 @@ class PlainProgress:
 
     def starting(self, service: str) -> None:
         self._started[service] = self._clock.monotonic()
-        logger.info("starting the %s", service)
+        logger.info("starting %s", service)
 
     def ready(self, service: str) -> None:
-        logger.info("the %s is ready after %.1f s", service, self._clock.monotonic() - self._started[service])
+        logger.info("%s is ready after %.1f s", service, self._clock.monotonic() - self._started[service])
 
     def log(self, service: str, line: bytes) -> None:
         self._out.write(line)
@@ -90,13 +91,13 @@ class TerminalProgress:
 
     def starting(self, service: str) -> None:
         if self._live is None:
-            logger.info("starting the %s", service)
+            logger.info("starting %s", service)
             return
         self._rows[service] = _Row(self._clock.monotonic())
 
     def ready(self, service: str) -> None:
         if self._live is None:
-            logger.info("the %s is ready", service)
+            logger.info("%s is ready", service)
             return
         row = self._rows[service]
         row.took = self._clock.monotonic() - row.started
@@ -106,7 +107,9 @@ class TerminalProgress:
         row = self._rows.get(service)
         found = _MESSAGE.match(line.rstrip())
         if self._live is not None and row is not None and found is not None:
-            row.activity = found.group(1).decode(errors="replace")[:LONGEST_ACTIVITY]
+            message = found.group(1).decode(errors="replace")
+            if not message.startswith(SETTINGS_MARK):  # which is nothing that a service does
+                row.activity = message[:LONGEST_ACTIVITY]
         self._console.print(Text.from_ansi(line.decode(errors="replace").rstrip("\r\n")), soft_wrap=True, highlight=False)
 
     def end(self) -> None:

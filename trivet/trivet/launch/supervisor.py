@@ -125,7 +125,7 @@ class Supervisor:
         try:
             await asyncio.wait({healthy, child.exited}, timeout=self._startup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not healthy.done() and child.is_alive:
-                reason = f"the {child.plan.name} isn't ready after {self._startup_timeout_s:g} s"
+                reason = f"{child.plan.name} isn't ready after {self._startup_timeout_s:g} s"
                 raise LaunchFailed(reason + _last_lines(child), EXIT_FAULT)
             return child.is_alive and healthy.result()
         finally:
@@ -136,16 +136,16 @@ class Supervisor:
         """Seconds until the restart, None where restarts are off. Raises `LaunchFailed` where all have to go."""
         name = child.plan.name
         if code == EXIT_CONFIGURATION:
-            raise LaunchFailed(f"the {name} refuses its configuration: {_refusal(child)}", EXIT_CONFIGURATION)
+            raise LaunchFailed(f"{name} refuses its configuration: {_refusal(child)}", EXIT_CONFIGURATION)
         if not self._is_up:
-            raise LaunchFailed(f"the {name} ended while starting ({describe_exit(code)}){_last_lines(child)}", EXIT_FAULT)
+            raise LaunchFailed(f"{name} ended while starting ({describe_exit(code)}){_last_lines(child)}", EXIT_FAULT)
         if self._policy.is_off:
-            logger.error("the %s died (%s); it stays so (--max-restarts 0), the others go on", name, describe_exit(code))
+            logger.error("%s died (%s); it stays so (--max-restarts 0), the others go on", name, describe_exit(code))
             return None
         pause = self._policy.pause_after_death()
         if pause is None:
-            raise LaunchFailed(f"the {name} died ({describe_exit(code)}), once too often to go on{_last_lines(child)}", EXIT_FAULT)
-        logger.error("the %s died (%s); it is restarted in %.2g s", name, describe_exit(code), pause)
+            raise LaunchFailed(f"{name} died ({describe_exit(code)}), once too often to go on{_last_lines(child)}", EXIT_FAULT)
+        logger.error("%s died (%s); it is restarted in %.2g s", name, describe_exit(code), pause)
         return pause
 
     # ---- stopping ----
@@ -185,7 +185,7 @@ class Supervisor:
         await asyncio.wait({child.exited, hurry}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         if child.is_alive:
             if not self._hurry.is_set():
-                logger.warning("the %s hasn't left within %g s; it is killed", child.plan.name, within_s)
+                logger.warning("%s hasn't left within %g s; it is killed", child.plan.name, within_s)
             child.kill()
         hurry.cancel()
         await asyncio.gather(hurry, return_exceptions=True)
