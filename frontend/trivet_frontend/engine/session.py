@@ -227,7 +227,7 @@ class SchedulerSession:
         self._conversation = self._dialled
         self.name = welcome.scheduler.name
         self.instance = welcome.scheduler.instance
-        logger.info("session to the scheduler %s at %s", self.name or "without a name", self.address)
+        logger.info("session to %s at %s", self.name or "a scheduler without a name", self.address)
         self._owner.note_change()
 
     def take(self, message: engine_pb2.SessionResponse, now: float) -> None:
