@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_checkpoint.quantization import dequantize
 
 SAMPLE_BYTES = 4096
+Stored = TypeVar("Stored", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,12 @@ class Checkpoint:
             raise TrivetError(error.kind, f"{record.file}: tensor {name}: {error.message}") from error
         return halves_apart(values, record.rotary_heads) if record.rotary_heads else values
 
+    def stored_rows(self, name: str) -> NDArray[np.uint8]:
+        """The tensor's stored bytes by row, uint8 `[rows, bytes of a row]`, rows in Hugging Face's order: formats in blocks, as they are."""
+        record = self.record(name)
+        rows = self.read(name).reshape(record.shape[0], -1)
+        return halves_apart(rows, record.rotary_heads) if record.rotary_heads else rows
+
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the config, the tensor index and the first and last bytes of every tensor: quick, and different for other weights."""
@@ -120,7 +127,7 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def halves_apart(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def halves_apart(rows: NDArray[Stored], heads: int) -> NDArray[Stored]:
     """Rows [heads · (size/2) · 2, …] with rotary pairs side by side → [heads · 2 · (size/2), …] with the halves apart."""
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

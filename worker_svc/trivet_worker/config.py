@@ -12,6 +12,7 @@ from trivet_chassis.resolving import Peers
 from trivet_chassis.settings import Setting
 from trivet_proto.errors import invalid
 
+Quantization = Literal["none", "gguf", "int8"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
@@ -42,7 +43,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         float, Setting(help="share of the memory that is free after loading which the KV cache may take", minimum=0.01, maximum=0.95)
     ] = 0.2
     load_format: Annotated[Literal["auto", "dummy"], Setting(help="dummy: random weights, nothing is read but the config")] = "auto"
-    attention_backend: Annotated[Literal["auto", "torch"], Setting(help="how attention runs")] = "auto"
+    quantization: Annotated[
+        Quantization,
+        Setting(help="how weights are kept: none: in dtype; gguf: in the blocks of the file; int8: 8 bits a weight, activations too"),
+    ] = "none"
+    attention_backend: Annotated[Literal["auto", "cpu", "torch"], Setting(help="how attention runs")] = "auto"
     threads: Annotated[int | None, Setting(help="compute threads; none: one per core", minimum=1)] = None
     spin: Annotated[
         int, Setting(help="turns that a compute thread spins for its next piece of work before it sleeps (GOMP_SPINCOUNT)", minimum=0)

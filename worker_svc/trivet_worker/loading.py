@@ -8,13 +8,16 @@ from pathlib import Path
 import torch
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from trivet_checkpoint import Checkpoint, ModelBundle, bundle_of, open_checkpoint, resolve_model
+from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.packing import pack_i32
 from trivet_proto.v1 import types_pb2
 
 from trivet_worker.attention.backends import AttentionBackend, AttentionNeeds, select_backend
 from trivet_worker.config import WorkerSettings
-from trivet_worker.models.llama import LlamaForCausalLM
-from trivet_worker.models.registry import build_model
+from trivet_worker.models.llama import head_size_of
+from trivet_worker.models.model import Model
+from trivet_worker.models.native_llama import NativeLlama, formats_of
+from trivet_worker.models.registry import forms_of
 from trivet_worker.runner.limits import RunnerLimits
 from trivet_worker.runner.runner import ModelRunner
 from trivet_worker.sampling.noise import REVISION
@@ -44,16 +47,42 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
     """Raises a configuration error, with the way out, before anything heavy is done."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    threads = torch.get_num_threads()
     checkpoint = open_checkpoint(resolve_model(settings.model))
     dtype, context = TORCH_DTYPES[settings.chosen_dtype], settings.context(checkpoint.max_model_len)
-    model = build_model(checkpoint.config, dtype, context)
-    caches = model.layer_caches()
+    forms, head_size = forms_of(checkpoint.config), head_size_of(checkpoint.config)
     selection = select_backend(
-        AttentionNeeds(dtype=dtype, kv_dtype=caches[0].dtype, head_size=caches[0].head_size, block_size=settings.block_size),
+        AttentionNeeds(
+            dtype=dtype,
+            kv_dtype=dtype,
+            head_size=head_size,
+            block_size=settings.block_size,
+            native=forms.reason_against_native(checkpoint.config, dtype, block_size=settings.block_size),
+        ),
         settings.attention_backend,
     )
     for name, reason in selection.rejected:
         logger.info("attention backend %s is not taken: %s", name, reason)
+    model: Model
+    if selection.backend.native:
+        model = NativeLlama(
+            checkpoint.config,
+            dtype=dtype,
+            formats=formats_of(checkpoint, dtype, settings.quantization),
+            max_model_len=context,
+            most_tokens=settings.max_num_batched_tokens,
+            threads=threads,
+        )
+    elif settings.quantization != "none":
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in selection.rejected)
+        raise TrivetError(
+            ErrorKind.FAILED_PRECONDITION,
+            f"quantization {settings.quantization}: only the attention backend cpu runs quantised weights ({reasons})",
+            param="quantization",
+        )
+    else:
+        model = forms.plain(checkpoint.config, dtype=dtype, max_model_len=context)
+    caches = model.layer_caches()
     _fill(model, checkpoint, settings)
     limits = RunnerLimits(settings.max_num_seqs, settings.max_num_batched_tokens, context, settings.block_size)
     runner = ModelRunner(model, selection.backend.operators, limits)
@@ -73,7 +102,7 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
     )
 
 
-def _fill(model: LlamaForCausalLM, checkpoint: Checkpoint, settings: WorkerSettings) -> None:
+def _fill(model: Model, checkpoint: Checkpoint, settings: WorkerSettings) -> None:
     if settings.load_format == "dummy":
         loader.fill_dummy(model.placements())
         return
@@ -105,7 +134,11 @@ def _card(settings: WorkerSettings, checkpoint: Checkpoint, bundle: ModelBundle,
         max_model_len=context,
         eos_token_ids=pack_i32(special.eos_ids),
         fingerprint=types_pb2.Fingerprint(
-            weights=bytes.fromhex(checkpoint.fingerprint), dtype=dtype_name, kv_dtype=dtype_name, sampler_revision=REVISION
+            weights=bytes.fromhex(checkpoint.fingerprint),
+            dtype=dtype_name,
+            quantization="" if settings.quantization == "none" else settings.quantization,
+            kv_dtype=dtype_name,
+            sampler_revision=REVISION,
         ),
         tasks=[types_pb2.TASK_GENERATE],
         max_logprobs=MAX_LOGPROBS,

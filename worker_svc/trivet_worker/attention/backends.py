@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from trivet_kernels import reference
 from trivet_kernels.api import Operators
+from trivet_kernels.cpu.decoder import SUB_BLOCK
 from trivet_proto.errors import ErrorKind, TrivetError
 
 
@@ -24,6 +25,7 @@ class AttentionNeeds:
     latent: bool = False  # MLA
     sinks: bool = False
     bidirectional: bool = False
+    native: str | None = "this model has no native form"  # why it cannot run natively; None: it can
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,12 @@ class AttentionBackend:
     latent: bool = False
     sinks: bool = False
     bidirectional: bool = False
+    native: bool = False  # runs the whole step in native code, so the model needs a native form
 
     def reason_against(self, needs: AttentionNeeds) -> str | None:
         """None when it can serve those needs."""
+        if self.native and needs.native is not None:
+            return needs.native
         if needs.dtype not in self.dtypes:
             return f"no {needs.dtype}; it takes {', '.join(sorted(map(str, self.dtypes)))}"
         if needs.kv_dtype != needs.dtype:
@@ -58,10 +63,11 @@ class AttentionBackend:
         return None
 
 
+CPU = AttentionBackend("cpu", reference, frozenset({torch.float32, torch.bfloat16}), block_size_multiple=SUB_BLOCK, native=True)
 TORCH = AttentionBackend("torch", reference, frozenset({torch.float32, torch.bfloat16, torch.float16}))
 
 # Fastest first.
-BACKENDS: tuple[AttentionBackend, ...] = (TORCH,)
+BACKENDS: tuple[AttentionBackend, ...] = (CPU, TORCH)
 
 
 @dataclass(frozen=True, slots=True)

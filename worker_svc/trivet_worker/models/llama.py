@@ -13,6 +13,7 @@ from trivet_worker.forward_context import current_context
 from trivet_worker.layers.attention import Attention
 from trivet_worker.layers.linear import Embedding, Linear
 from trivet_worker.layers.rotary import RotaryAngles, inverse_frequencies
+from trivet_worker.models.model import StepOutput
 from trivet_worker.weights.placement import Placement
 
 
@@ -31,7 +32,7 @@ class LlamaAttention(nn.Module):
         super().__init__()
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         self.heads, self.kv_heads = heads, config.get("num_key_value_heads") or heads
-        self.head_size = config.get("head_dim") or hidden // heads
+        self.head_size = head_size_of(config)
         bias = bool(config.get("attention_bias", False))
         query, kv = heads * self.head_size, self.kv_heads * self.head_size
         self.qkv = Linear(hidden, (query, kv, kv), bias=bias, dtype=dtype)
@@ -81,7 +82,7 @@ class LlamaForCausalLM(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], *, dtype: torch.dtype, max_model_len: int) -> None:
         super().__init__()
-        _check(config, max_model_len)
+        check_config(config, max_model_len)
         self.vocab_size: int = config["vocab_size"]
         self.dtype = dtype
         self._max_model_len = max_model_len
@@ -103,6 +104,10 @@ class LlamaForCausalLM(nn.Module):
             hidden = layer(hidden, cosines, sines)
         output: torch.Tensor = self.norm(hidden)
         return output
+
+    def step(self, token_ids: torch.Tensor, positions: torch.Tensor, sampled: torch.Tensor, *, wants_hidden: bool) -> StepOutput:
+        hidden = self(token_ids, positions)
+        return StepOutput(logits=self.logits(hidden[sampled]), hidden=hidden if wants_hidden else None)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         weight = self.embedding.weight if self.head is None else self.head.weight
@@ -149,7 +154,12 @@ def _merged(names: list[str], module: Linear) -> list[Placement]:
     return places
 
 
-def _check(config: Mapping[str, Any], max_model_len: int) -> None:
+def head_size_of(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def check_config(config: Mapping[str, Any], max_model_len: int) -> None:
+    """Raises FAILED_PRECONDITION for a feature that is not served."""
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise TrivetError(ErrorKind.FAILED_PRECONDITION, f"hidden_act {activation} is not served for Llama models; served is silu")

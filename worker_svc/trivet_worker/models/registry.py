@@ -1,46 +1,40 @@
 """Which class runs an architecture. Checked before any weight is read."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from trivet_proto.errors import ErrorKind, TrivetError
 
-from trivet_worker.attention.spec import LayerCache
+from trivet_worker.models import native_llama
 from trivet_worker.models.llama import LlamaForCausalLM
-from trivet_worker.weights.placement import Placement
+from trivet_worker.models.native_llama import NativeLlama
 
 
-class Model(Protocol):
-    """What the runner needs of a model."""
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """An architecture in torch, and in native code where it has such a form."""
 
-    vocab_size: int
+    plain: type[LlamaForCausalLM]
+    native: type[NativeLlama] | None
 
-    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """int64 `[T]` twice → hidden states `[T, hidden]`."""
-        ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states `[R, hidden]` → float32 `[R, vocabulary]`."""
-        ...
-
-    def layer_caches(self) -> list[LayerCache]:
-        """What each attention layer wants cached."""
-        ...
-
-    def placements(self) -> list[Placement]:
-        """Which checkpoint tensor goes where."""
-        ...
+    def reason_against_native(self, config: Mapping[str, Any], dtype: torch.dtype, *, block_size: int) -> str | None:
+        """Why this model cannot run natively with these settings; None when it can."""
+        if self.native is None:
+            return "this architecture has no native form"
+        return native_llama.reason_against(config, dtype, block_size=block_size)
 
 
-ARCHITECTURES = {"LlamaForCausalLM": LlamaForCausalLM, "MistralForCausalLM": LlamaForCausalLM}
+LLAMA = Forms(LlamaForCausalLM, NativeLlama)
+ARCHITECTURES = {"LlamaForCausalLM": LLAMA, "MistralForCausalLM": LLAMA}
 
 
-def build_model(config: Mapping[str, Any], dtype: torch.dtype, max_model_len: int) -> LlamaForCausalLM:
-    """An empty model. Raises FAILED_PRECONDITION for an architecture or a feature of it that is not served."""
+def forms_of(config: Mapping[str, Any]) -> Forms:
+    """Raises FAILED_PRECONDITION for an architecture that is not served."""
     names = config.get("architectures") or []
     known = next((name for name in names if name in ARCHITECTURES), None)
     if known is None:
         listed, asked = ", ".join(ARCHITECTURES), ", ".join(names) or "unnamed"
         raise TrivetError(ErrorKind.FAILED_PRECONDITION, f"the architecture {asked} is not served; served are {listed}")
-    return ARCHITECTURES[known](config, dtype=dtype, max_model_len=max_model_len)
+    return ARCHITECTURES[known]

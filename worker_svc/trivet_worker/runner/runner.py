@@ -18,7 +18,7 @@ from trivet_proto.v1 import types_pb2, worker_pb2
 
 from trivet_worker.attention.caches import allocate_caches, copy_blocks, zero_blocks
 from trivet_worker.forward_context import ForwardContext, forward_context
-from trivet_worker.models.registry import Model
+from trivet_worker.models.model import Model
 from trivet_worker.runner.batch import PersistentBatch, as_index
 from trivet_worker.runner.inputs import ModelInputs, Rows, build_inputs
 from trivet_worker.runner.limits import RunnerLimits
@@ -53,7 +53,7 @@ class ModelRunner:
         """One forward without a cache: threads and buffers of the libraries come up now, not in the first request."""
         ids = torch.zeros(num_tokens, dtype=torch.int64)
         with torch.inference_mode(), forward_context(ForwardContext(self._operators, None, {})):
-            self._model.logits(self._model(ids, torch.arange(num_tokens))[-1:])
+            self._model.step(ids, torch.arange(num_tokens), torch.tensor([num_tokens - 1]), wants_hidden=False)
 
     def configure(self, config: types_pb2.KvCacheConfig) -> None:
         """Make room for the KV cache; an epoch begins with an empty pool.
@@ -121,12 +121,14 @@ class ModelRunner:
         inputs = build_inputs(rows, self._batch)
         prepared = time.perf_counter()
         with forward_context(ForwardContext(self._operators, inputs.batch, self._caches)):
-            hidden = self._model(inputs.token_ids, inputs.positions)
-            self._report_prompts(rows, inputs, hidden, result)
             sampling = self._sampling_rows(rows)
-            logits = self._model.logits(hidden[as_index(inputs.last_tokens[sampling])]) if sampling.size else None
+            reports = bool((self._batch.prompt_logprobs[rows.slots] >= 0).any())
+            sampled_tokens = as_index(inputs.last_tokens[sampling])
+            output = self._model.step(inputs.token_ids, inputs.positions, sampled_tokens, wants_hidden=reports)
+            if output.hidden is not None:
+                self._report_prompts(rows, inputs, output.hidden, result)
         computed = time.perf_counter()
-        sampled = None if logits is None else self._sample(logits, rows.slots[sampling])
+        sampled = self._sample(output.logits, rows.slots[sampling]) if sampling.size else None
         self._reply(rows, sampling, sampled, result)
         if sampled is not None:
             self._feed_back(rows.slots[sampling], sampled)

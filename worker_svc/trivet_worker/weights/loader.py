@@ -8,11 +8,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from trivet_checkpoint import Checkpoint
 from trivet_proto.errors import ErrorKind, TrivetError
 
-from trivet_worker.weights.placement import Placement
+from trivet_worker.weights.placement import BlockTarget, Placement
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,10 @@ def load_weights(checkpoint: Checkpoint, placements: Sequence[Placement], progre
     total = sum(checkpoint.tensors[place.name].size for place in placements)
     done = 0
     for place in placements:
-        values = torch.from_numpy(checkpoint.load(place.name))
-        place.target.copy_(values)
+        if isinstance(place.target, BlockTarget) and place.target.block_kind == checkpoint.record(place.name).kind:
+            place.target.copy_blocks(torch.from_numpy(np.array(checkpoint.stored_rows(place.name))))
+        else:
+            place.target.copy_(torch.from_numpy(checkpoint.load(place.name)))
         done += checkpoint.tensors[place.name].size
         progress(done, total)
     _report_unused(checkpoint, placements)
@@ -42,10 +45,10 @@ def fill_dummy(placements: Sequence[Placement], seed: int = 0) -> None:
     """Small random weights, for measurements without a checkpoint's content."""
     generator = torch.Generator().manual_seed(seed)
     for place in placements:
-        if place.target.dim() == 1:
-            place.target.fill_(1.0)
+        if len(place.target.shape) == 1:
+            place.target.copy_(torch.ones(place.target.shape[0]))
         else:
-            place.target.copy_(torch.randn(place.target.shape, generator=generator) * DUMMY_SCALE)
+            place.target.copy_(torch.randn(tuple(place.target.shape), generator=generator) * DUMMY_SCALE)
 
 
 def rope_factors(checkpoint: Checkpoint) -> torch.Tensor | None:

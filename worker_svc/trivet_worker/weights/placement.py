@@ -1,13 +1,34 @@
 """Where a checkpoint's tensor goes: a parameter, or rows of one that several projections share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 
 
+class Target(Protocol):
+    """A tensor, or whatever else takes a tensor's values, in any floating dtype."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def copy_(self, values: torch.Tensor, /) -> object: ...
+
+
+@runtime_checkable
+class BlockTarget(Target, Protocol):
+    """A target that takes a checkpoint's quantised blocks as they are, where they are of its kind."""
+
+    @property
+    def block_kind(self) -> str | None: ...
+
+    def copy_blocks(self, rows: torch.Tensor, /) -> object: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`target` is a view that takes the tensor named `name`, same shape, any floating dtype."""
+    """`target` takes the tensor named `name`, same shape."""
 
     name: str
-    target: torch.Tensor
+    target: Target

@@ -1,0 +1,123 @@
+// Sizes of packed weights and activations, and the choice of a kernel for the instruction set in use.
+#include "matmul.h"
+
+#include <cassert>
+#include <stdexcept>
+
+#include "isa.h"
+#include "matmul_kernels.h"
+
+namespace trivet {
+namespace {
+
+int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+int64_t values_per_line(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::f32: return 16;
+    case WeightFormat::bf16: return 32;
+    default: return 64;
+  }
+}
+
+bool is_block_format(WeightFormat format) {
+  return format == WeightFormat::q4_0 || format == WeightFormat::q4_1 || format == WeightFormat::q8_0;
+}
+
+struct Kernels {
+  Matmul matmul;
+  Prepare prepare;
+};
+
+// The best kernel of a format at a level. bf16 without AVX512-BF16 and int8 without VNNI take the AVX2 kernels.
+Kernels kernels_for(WeightFormat format, Isa isa) {
+#if defined(__x86_64__)
+  const CpuFeatures& cpu = cpu_features();
+  const bool avx512 = isa >= Isa::avx512;
+  switch (format) {
+    case WeightFormat::f32:
+      if (avx512) return {matmul_f32_avx512, prepare_f32_plain};
+      if (isa == Isa::avx2) return {matmul_f32_avx2, prepare_f32_plain};
+      return {matmul_f32_plain, prepare_f32_plain};
+    case WeightFormat::bf16:
+      if (isa == Isa::amx) return {matmul_bf16_amx, prepare_bf16_avx512};
+      if (avx512 && cpu.avx512_bf16) return {matmul_bf16_avx512, prepare_bf16_avx512};
+      if (isa >= Isa::avx2) return {matmul_bf16_avx2, prepare_bf16_plain};
+      return {matmul_bf16_plain, prepare_bf16_plain};
+    case WeightFormat::i8:
+      if (isa == Isa::amx) return {matmul_i8_amx, prepare_i8_amx};
+      if (avx512 && cpu.avx512_vnni) return {matmul_i8_avx512, prepare_i8_avx512};
+      if (isa >= Isa::avx2) return {matmul_i8_avx2, prepare_i8_plain};
+      return {matmul_i8_plain, prepare_i8_plain};
+    default:
+      if (isa == Isa::amx) return {matmul_blocks_amx, prepare_blocks_avx512};
+      if (avx512 && cpu.avx512_vnni) return {matmul_blocks_avx512, prepare_blocks_avx512};
+      if (isa >= Isa::avx2) return {matmul_blocks_avx2, prepare_blocks_plain};
+      return {matmul_blocks_plain, prepare_blocks_plain};
+  }
+#else
+  switch (format) {
+    case WeightFormat::f32: return {matmul_f32_plain, prepare_f32_plain};
+    case WeightFormat::bf16: return {matmul_bf16_plain, prepare_bf16_plain};
+    case WeightFormat::i8: return {matmul_i8_plain, prepare_i8_plain};
+    default: return {matmul_blocks_plain, prepare_blocks_plain};
+  }
+#endif
+}
+
+void run(const MatmulTask& task) {
+  const MatmulRange& range = task.range;
+  assert(task.weight.format == task.x.format && task.weight.k == task.x.k);
+  assert(range.row_begin % row_block == 0 && range.row_end <= task.x.capacity_rows);
+  assert(0 <= range.panel_begin && range.panel_end <= task.weight.panels);
+  if (range.row_begin >= range.row_end || range.panel_begin >= range.panel_end) return;
+  kernels_for(task.weight.format, isa_in_use()).matmul(task);
+}
+
+}  // namespace
+
+int8_t* thread_scratch(int64_t bytes) {
+  thread_local AlignedBuffer scratch;
+  if (scratch.bytes() < bytes) scratch = AlignedBuffer(bytes);
+  return scratch.as<int8_t>();
+}
+
+PackedWeight::PackedWeight(WeightFormat format, int64_t n, int64_t k)
+    : format(format), n(n), k(k), panels(divide_up(n, panel_columns)), steps(divide_up(k, values_per_line(format))) {
+  if (n <= 0 || k <= 0) throw std::invalid_argument("a packed weight needs at least one row and one column");
+  if (is_block_format(format)) {
+    if (k % block_values != 0) throw std::invalid_argument("a weight in blocks of 32 needs a multiple of 32 columns");
+    panel_bytes = k / block_values * block_bytes(format);
+  } else {
+    panel_bytes = steps * step_bytes + (format == WeightFormat::i8 ? i8_tail_bytes : 0);
+  }
+  data = AlignedBuffer(panels * panel_bytes);
+}
+
+Activations::Activations(WeightFormat format, int64_t capacity_rows, int64_t k)
+    : format(format), capacity_rows(capacity_rows), k(k), steps(divide_up(k, values_per_line(format))) {
+  // Kernels read, and drop, up to 32 rows at once.
+  const int64_t rows = divide_up(capacity_rows, 2 * row_block) * 2 * row_block;
+  lines = AlignedBuffer(rows * steps * line_bytes);
+  if (format == WeightFormat::i8) scales = AlignedBuffer(rows * 4);
+  if (is_block_format(format)) {
+    scales = AlignedBuffer(rows * steps * 2 * 4);
+    sums = AlignedBuffer(rows * steps * 2 * 4);
+  }
+}
+
+void prepare(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
+  assert(0 <= row_begin && row_end <= into.capacity_rows);
+  kernels_for(into.format, isa_in_use()).prepare(into, x, ldx, row_begin, row_end);
+}
+
+void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, float* out, int64_t ldo,
+            Output output) {
+  run({weight, x, range, out, ldo, output, nullptr});
+}
+
+void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, const TileSink& sink) {
+  run({weight, x, range, nullptr, 0, Output::store, &sink});
+}
+
+}  // namespace trivet

@@ -1,0 +1,97 @@
+// Products of packed weights, y = x · wᵀ: the linear layers of a model on a CPU.
+//
+// A weight [n, k] is packed once into panels of 32 output columns that stream contiguously. Activations are converted
+// once per layer into 64-byte lines (`prepare`), then any number of threads multiply disjoint ranges of panels and
+// rows. Nothing here starts a thread or allocates after the buffers are made.
+//
+// Batch invariance: the bits of an output depend on its activation row and its weights only. Each is summed over k in
+// one order, by one kind of instruction, whatever the number of rows, the row's place and the split over threads.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "aligned_buffer.h"
+
+namespace trivet {
+
+constexpr int64_t panel_columns = 32;
+constexpr int64_t row_block = 16;   // rows whose lines lie together: the height of an AMX tile
+constexpr int64_t line_bytes = 64;  // of one row: 16 f32, 32 bf16 or 64 int8 values
+
+enum class WeightFormat {
+  f32,
+  bf16,  // products of bf16 pairs, summed in float32
+  i8,    // one symmetric scale per output column; activations get one per row; summed exactly in int32
+  q4_0,  // GGUF blocks of 32 values: (q - 8) · d; activations int8 with one scale per block
+  q4_1,  // q · d + m
+  q8_0,  // int8 · d
+};
+
+struct PackedWeight {
+  PackedWeight() = default;
+  PackedWeight(WeightFormat format, int64_t n, int64_t k);  // zeros, to be filled by the functions below
+
+  WeightFormat format = WeightFormat::f32;
+  int64_t n = 0, k = 0;
+  int64_t panels = 0;       // n / 32, rounded up; the columns beyond n are zeros and never written out
+  int64_t steps = 0;        // lines of a row that cover k; values beyond k are zeros
+  int64_t panel_bytes = 0;  // panels follow each other at this distance
+  AlignedBuffer data;
+};
+
+// Fill rows [row_begin, row_end) of the weight (its output columns) from rows [rows, k] that start at row_begin.
+// Disjoint ranges may be packed by different threads if they share no panel.
+void pack_f32(PackedWeight& weight, const float* rows, int64_t row_begin, int64_t row_end);      // f32, bf16, i8
+void pack_bf16(PackedWeight& weight, const uint16_t* rows, int64_t row_begin, int64_t row_end);  // the same
+// From GGUF blocks of the weight's own format, taken over without a change of value.
+void pack_blocks(PackedWeight& weight, const uint8_t* rows, int64_t row_begin, int64_t row_end);
+
+// One row of the weight as floats [k], dequantised: an embedding taken from a tied output head.
+void unpack_row(const PackedWeight& weight, int64_t row, float* into);
+
+// Activations as the kernels of one format read them: blocks of 16 rows, in each a line of every row per step.
+struct Activations {
+  Activations() = default;
+  Activations(WeightFormat format, int64_t capacity_rows, int64_t k);
+
+  [[gnu::always_inline]] const uint8_t* line(int64_t row, int64_t step) const {
+    return lines.as<uint8_t>() + ((row / row_block * steps + step) * row_block + row % row_block) * line_bytes;
+  }
+  [[gnu::always_inline]] uint8_t* line(int64_t row, int64_t step) {
+    return const_cast<uint8_t*>(std::as_const(*this).line(row, step));
+  }
+
+  WeightFormat format = WeightFormat::f32;
+  int64_t capacity_rows = 0, k = 0, steps = 0;
+  AlignedBuffer lines;
+  AlignedBuffer scales;  // float: i8 [rows]; block formats [rows, steps * 2]
+  AlignedBuffer sums;    // int32: block formats [rows, steps * 2], the sum of each block's int8 values
+};
+
+// Convert rows [row_begin, row_end) of x (x points at row 0, row stride ldx) into the same rows of `into`. A row with NaN or infinity
+// makes that row of the product NaN, and no other. Rows may be prepared by different threads.
+void prepare(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end);
+
+enum class Output { store, add };  // add: the finished product is added to what is there
+
+// out[row, column] for rows [row_begin, row_end) and the columns of panels [panel_begin, panel_end); out points at
+// row 0, column 0, row stride ldo.
+// row_begin must be a multiple of 16.
+struct MatmulRange {
+  int64_t row_begin, row_end;
+  int64_t panel_begin, panel_end;
+};
+void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, float* out, int64_t ldo,
+            Output output);
+
+// Takes finished outputs while they are in the L1, instead of a matrix in memory: `values` are [rows, 32], 1 to 32 rows
+// from `row` on, the columns of one panel (those beyond n are zeros). For what would otherwise read its input right
+// back: gate and up columns packed in turns of 16 give silu(gate) * up without the 2 * k floats a row between.
+struct TileSink {
+  void (*take)(void* context, int64_t row, int64_t rows, int64_t panel, const float* values);
+  void* context;
+};
+void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, const TileSink& sink);
+
+}  // namespace trivet

@@ -1,0 +1,85 @@
+// Conversion of activations to bf16 and int8 lines on 512-bit vectors.
+#include <immintrin.h>
+
+#include <algorithm>
+
+#include "matmul_blocks.h"
+#include "quantise.h"
+
+namespace trivet {
+namespace {
+
+__mmask16 first(int64_t count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
+
+uint32_t largest_bits(const float* values, int64_t count) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  __m512i largest = _mm512_setzero_si512();
+  for (int64_t i = 0; i < count; i += 16) {
+    const __m512i bits = _mm512_maskz_loadu_epi32(first(count - i), values + i);
+    largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, magnitude));
+  }
+  return _mm512_reduce_max_epu32(largest);
+}
+
+__m512i quantised(const float* values, int64_t count, const QuantisationScale& scale) {
+  const __m512 value = _mm512_maskz_loadu_ps(first(count), values);
+  if (scale.inverse == 0.0f) return _mm512_setzero_si512();
+  return _mm512_cvtps_epi32(_mm512_mul_ps(value, _mm512_set1_ps(scale.inverse)));
+}
+
+void prepare_i8(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end, int offset) {
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const float* from = x + row * ldx;
+    const QuantisationScale scale = scale_for(largest_bits(from, into.k));
+    into.scales.as<float>()[row] = scale.scale;
+    for (int64_t step = 0; step < into.steps; ++step) {
+      uint8_t* to = into.line(row, step);
+      for (int64_t i = 0; i < 64; i += 16) {
+        const int64_t column = step * 64 + i;
+        const __m512i values = quantised(from + column, into.k - column, scale);
+        const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(values, _mm512_set1_epi32(offset)));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), bytes);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void prepare_bf16_avx512(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const float* from = x + row * ldx;
+    for (int64_t step = 0; step < into.steps; ++step) {
+      const int64_t column = step * 32;
+      const __m512 low = _mm512_maskz_loadu_ps(first(into.k - column), from + column);
+      const __m512 high = _mm512_maskz_loadu_ps(first(into.k - column - 16), from + column + 16);
+      _mm512_storeu_si512(into.line(row, step), (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+  }
+}
+
+void prepare_i8_avx512(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
+  prepare_i8(into, x, ldx, row_begin, row_end, 128);
+}
+
+void prepare_i8_amx(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
+  prepare_i8(into, x, ldx, row_begin, row_end, 0);
+}
+
+void prepare_blocks_avx512(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    for (int64_t block = 0; block < into.k / block_values; ++block) {
+      const float* from = x + row * ldx + block * block_values;
+      uint8_t* to = into.line(row, block / 2) + block % 2 * 32;
+      const QuantisationScale scale = scale_for(largest_bits(from, block_values));
+      const __m512i low = quantised(from, 16, scale), high = quantised(from + 16, 16, scale);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(low));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(high));
+      const int64_t place = scale_index(into, row, block);
+      into.scales.as<float>()[place] = scale.scale;
+      into.sums.as<int32_t>()[place] = _mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+    }
+  }
+}
+
+}  // namespace trivet

@@ -1,0 +1,43 @@
+// Symmetric int8 quantisation of activations, the same to the bit in every instruction set.
+//
+// Magnitudes are compared as the bits of their floats, where NaN and infinity come out on top: such values give a NaN
+// scale and zeros, so the outputs that depend on them become NaN and nothing is converted out of range.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace trivet {
+
+struct QuantisationScale {
+  float scale;    // value = scale * int8
+  float inverse;  // 0 where all values are to become 0
+};
+
+static inline uint32_t largest_magnitude_bits(const float* values, int64_t count) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, values + i, 4);
+    largest = std::max(largest, bits & 0x7fffffffu);
+  }
+  return largest;
+}
+
+static inline QuantisationScale scale_for(uint32_t largest_bits) {
+  if (largest_bits >= 0x7f800000u) return {std::numeric_limits<float>::quiet_NaN(), 0.0f};
+  float largest;
+  std::memcpy(&largest, &largest_bits, 4);
+  if (largest < 1e-30f) return {0.0f, 0.0f};  // below, the inverse overflows
+  return {largest / 127.0f, 127.0f / largest};
+}
+
+static inline int8_t quantise(float value, QuantisationScale scale) {
+  // Not value * 0 for NaN and infinity; |value * inverse| cannot round above 127.
+  return scale.inverse == 0.0f ? int8_t{0} : static_cast<int8_t>(std::nearbyint(value * scale.inverse));
+}
+
+}  // namespace trivet
