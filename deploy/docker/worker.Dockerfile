@@ -1,6 +1,11 @@
 # The worker: tensors. It carries torch and the default model; other models come from a volume.
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /source
+# For the native operators; the image that is kept has no compiler.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 COPY constraints.txt ./
 COPY deploy/docker/install.py deploy/docker/
 RUN --mount=type=cache,target=/root/.cache/pip \

@@ -25,10 +25,11 @@ from trivet_checkpoint import open_checkpoint, resolve_model
 from trivet_kernels import reference
 from trivet_kernels.api import PagedBatch
 from trivet_worker.attention.caches import strided_view
-from trivet_worker.config import Quantization, WorkerSettings
+from trivet_worker.config import WorkerSettings
 from trivet_worker.forward_context import ForwardContext, forward_context
 from trivet_worker.models.native_llama import NativeLlama, formats_of
 from trivet_worker.weights import loader
+from trivet_worker.weights.quantization import Quantization
 
 WINDOW, BLOCK = 512, 16
 MARGIN = 0.1  # nats

@@ -12,7 +12,8 @@ from trivet_chassis.resolving import Peers
 from trivet_chassis.settings import Setting
 from trivet_proto.errors import invalid
 
-Quantization = Literal["none", "gguf", "int8"]
+from trivet_worker.weights.quantization import Quantization
+
 Dtype = Literal["auto", "float32", "bfloat16"]
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 

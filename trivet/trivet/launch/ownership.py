@@ -23,6 +23,8 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "max_num_seqs": (WORKER,),
     "max_num_batched_tokens": (WORKER,),
     "threads": (WORKER,),
+    "quantization": (WORKER,),
+    "attention_backend": (WORKER,),
     "enable_prefix_caching": (SCHEDULER,),
     "policy": (SCHEDULER,),
     "step_timeout": (SCHEDULER,),

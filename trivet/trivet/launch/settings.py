@@ -34,6 +34,11 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: Annotated[int | None, Setting(help="tokens computed in one step", minimum=1)] = None
     threads: Annotated[int | None, Setting(help="compute threads of each worker; none: the cores, divided among them", minimum=1)] = None
 
+    quantization: Annotated[
+        str | None, Setting(help="how weights are kept: none: in dtype, gguf: in the blocks of the file, int8: 8 bits a weight")
+    ] = None
+    attention_backend: Annotated[str | None, Setting(help="auto: native code where it can, torch elsewhere; or cpu or torch")] = None
+
     # scheduler
     policy: Annotated[str | None, Setting(help="who runs first: fcfs or priority")] = None
     step_timeout: Annotated[

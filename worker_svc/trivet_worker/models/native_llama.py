@@ -16,12 +16,12 @@ from trivet_kernels.cpu.library import NotBuilt, native_library
 from trivet_proto.errors import ErrorKind, TrivetError
 
 from trivet_worker.attention.spec import LayerCache
-from trivet_worker.config import Quantization
 from trivet_worker.forward_context import current_context
 from trivet_worker.layers.rotary import RotaryAngles, inverse_frequencies
 from trivet_worker.models.llama import check_config, head_size_of
 from trivet_worker.models.model import StepOutput
 from trivet_worker.weights.placement import Placement
+from trivet_worker.weights.quantization import Quantization
 
 FORMATS = {torch.float32: WeightFormat.FLOAT32, torch.bfloat16: WeightFormat.BFLOAT16}
 BLOCK_FORMATS = {"Q4_0": WeightFormat.Q4_0, "Q4_1": WeightFormat.Q4_1, "Q8_0": WeightFormat.Q8_0}
