@@ -200,7 +200,7 @@ async def test_two_addresses_of_one_scheduler_make_one_session(new_scheduler, se
         await until(engine, lambda: engine.ready and bool(fake.outboxes) and bool(twin.outboxes))
         fake.outboxes[0].put_nowait(None)
         await until(engine, lambda: [name for name, _ in engine.loads()] == ["twin"])
-        assert not fake.outboxes
+        await fake.until(lambda: not fake.outboxes)  # the fake sees the end of its stream in a turn of its own
         hellos = len(fake.hellos)
         twin.outboxes[0].put_nowait(None)
         await fake.until(lambda: len(fake.hellos) > hellos)
