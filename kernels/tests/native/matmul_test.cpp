@@ -1,0 +1,208 @@
+// Products against a loop in double, and bit for bit against the same rows alone and other splits.
+#include "matmul.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "bfloat16.h"
+#include "isa.h"
+using namespace trivet;
+static int failures = 0;
+static const char* names[] = {"f32", "bf16", "i8", "q4_0", "q4_1", "q8_0"};
+static void run(const PackedWeight& w, const std::vector<float>& x, int64_t ldx, int64_t m, std::vector<float>& out,
+                int64_t ldo, int splits, Output o = Output::store) {
+  Activations a(w.format, m, w.k);
+  prepare(a, x.data(), ldx, 0, m / 2);
+  prepare(a, x.data(), ldx, m / 2, m);
+  for (int s = 0; s < splits; ++s) {
+    const int64_t b = w.panels * s / splits, e = w.panels * (s + 1) / splits;
+    const int64_t cut = splits > 1 ? m / 2 / 16 * 16 : 0;
+    matmul(w, a, {0, cut, b, e}, out.data(), ldo, o);
+    matmul(w, a, {cut, m, b, e}, out.data(), ldo, o);
+  }
+}
+static void fail(const char* what, WeightFormat f, int64_t n, int64_t k, int64_t m, double a, double b) {
+  if (++failures < 30)
+    printf("  FAIL %s %s %s n %ld k %ld m %ld: %g %g\n", what, names[int(f)], isa_name(isa_in_use()), n, k, m, a, b);
+}
+static std::vector<float> i8_bits;
+static void check(WeightFormat f, int64_t n, int64_t k, int64_t m, unsigned seed, bool bits_across) {
+  std::mt19937 g(seed);
+  std::normal_distribution<float> d;
+  std::vector<float> w(n * k), x(m * k);
+  for (auto& v : w) v = d(g) * 0.05f;
+  for (auto& v : x) v = d(g);
+  const bool blocks = f >= WeightFormat::q4_0;
+  PackedWeight p(f, n, k);
+  const int64_t half = std::min<int64_t>(n, n / 2 / 32 * 32);
+  if (!blocks) {
+    pack_f32(p, w.data(), 0, half);
+    pack_f32(p, w.data() + half * k, half, n);
+  } else {
+    std::vector<uint8_t> q;
+    const int64_t per = f == WeightFormat::q4_0 ? 18 : f == WeightFormat::q4_1 ? 20 : 34;
+    for (int64_t j = 0; j < n; ++j)
+      for (int64_t b = 0; b < k / 32; ++b) {
+        float* to = &w[j * k + b * 32];
+        _Float16 dh = float(d(g)) * 0.02f, mh = float(d(g)) * 0.1f;
+        float df = dh, mf = mh;
+        uint8_t h[4];
+        memcpy(h, &dh, 2);
+        memcpy(h + 2, &mh, 2);
+        q.insert(q.end(), h, h + (f == WeightFormat::q4_1 ? 4 : 2));
+        for (int i = 0; i < (f == WeightFormat::q8_0 ? 32 : 16); ++i) {
+          uint8_t v = g();
+          q.push_back(v);
+          if (f == WeightFormat::q8_0)
+            to[i] = int8_t(v) * df;
+          else if (f == WeightFormat::q4_0)
+            to[i] = ((v & 15) - 8) * df, to[i + 16] = ((v >> 4) - 8) * df;
+          else
+            to[i] = (v & 15) * df + mf, to[i + 16] = (v >> 4) * df + mf;
+        }
+      }
+    pack_blocks(p, q.data(), 0, half);
+    pack_blocks(p, q.data() + half * (k / 32) * per, half, n);
+  }
+  const int64_t ldo = n + 3;
+  std::vector<float> out(m * ldo, -7.0f), other = out;
+  run(p, x, k, m, out, ldo, 1);
+  std::vector<float> xr = x, wr = w;
+  if (f == WeightFormat::bf16) {
+    for (auto& v : xr) v = from_bfloat16(to_bfloat16(v));
+    for (auto& v : wr) v = from_bfloat16(to_bfloat16(v));
+  }
+  double worst = 0;
+  for (int64_t i = 0; i < m; ++i) {
+    double ax = 0;
+    for (int64_t t = 0; t < k; ++t) ax = std::max(ax, double(std::fabs(x[i * k + t])));
+    for (int64_t j = 0; j < n; ++j) {
+      double s = 0, mag = 0, sx = 0, sw = 0, aw = 0;
+      for (int64_t t = 0; t < k; ++t) {
+        double q = double(xr[i * k + t]) * wr[j * k + t];
+        s += q;
+        mag += std::fabs(q);
+        sx += std::fabs(xr[i * k + t]);
+        sw += std::fabs(wr[j * k + t]);
+        aw = std::max(aw, double(std::fabs(w[j * k + t])));
+      }
+      double tq = 0;  // activations are off by half a step of their block
+      if (blocks) {
+        for (int64_t b = 0; b < k; b += 32) {
+          double a = 0, ws = 0;
+          for (int64_t t = b; t < b + 32; ++t)
+            a = std::max(a, double(std::fabs(x[i * k + t]))), ws += std::fabs(w[j * k + t]);
+          tq += a / 254 * ws;
+        }
+      }
+      // int8: each side is off by at most half a step; floats: 2^-24 an addition, with a margin.
+      double tolerance = f == WeightFormat::i8 ? 1.01 * (ax / 254 * sw + aw / 254 * sx + k * ax * aw / 254 / 254)
+                         : blocks              ? 1.01 * tq + mag * 3e-6
+                                               : mag * 3e-6 + 1e-30;
+      double e = std::fabs(s - out[i * ldo + j]);
+      worst = std::max(worst, e / tolerance);
+      if (!(e <= tolerance)) fail("value", f, n, k, m, s, out[i * ldo + j]);
+    }
+    for (int64_t j = n; j < ldo; ++j)
+      if (out[i * ldo + j] != -7.0f) fail("beyond", f, n, k, m, i, j);
+  }
+  for (int splits : {2, 3, 5}) {
+    other.assign(m * ldo, -7.0f);
+    run(p, x, k, m, other, ldo, splits);
+    if (memcmp(other.data(), out.data(), out.size() * 4)) fail("split", f, n, k, m, splits, 0);
+  }
+  for (int64_t part : {1, 2, 3, 4, 5, 7, 9, 13, 16, 17, 31, 33, 48, 64})
+    for (int64_t at = 0; at < m && part < m; at += part == 1 ? 1 : part + 3) {
+      const int64_t c = std::min(part, m - at);
+      std::vector<float> xs(x.begin() + at * k, x.begin() + (at + c) * k), o(c * ldo, -7.0f);
+      run(p, xs, k, c, o, ldo, 1);
+      if (memcmp(o.data(), out.data() + at * ldo, o.size() * 4)) fail("batch", f, n, k, m, part, at);
+    }
+  other.assign(m * ldo, 0.25f);
+  run(p, x, k, m, other, ldo, 2, Output::add);
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t j = 0; j < n; ++j)
+      if (other[i * ldo + j] != 0.25f + out[i * ldo + j]) fail("add", f, n, k, m, i, j);
+  {  // the sink gets the same values
+    Activations a(f, m, k);
+    prepare(a, x.data(), k, 0, m);
+    other.assign(m * ldo, -7.0f);
+    struct Target {
+      float* out;
+      int64_t ldo, n;
+    } target{other.data(), ldo, n};
+    matmul(p, a, {0, m, 0, p.panels},
+           TileSink{[](void* c, int64_t row, int64_t rows, int64_t panel, const float* v) {
+                      auto& t = *static_cast<Target*>(c);
+                      for (int64_t i = 0; i < rows; ++i)
+                        for (int64_t j = 0; j < 32 && panel * 32 + j < t.n; ++j)
+                          t.out[(row + i) * t.ldo + panel * 32 + j] = v[i * 32 + j];
+                    },
+                    &target});
+    if (memcmp(other.data(), out.data(), out.size() * 4)) fail("sink", f, n, k, m, 0, 0);
+  }
+  std::vector<float> back(k);
+  for (int64_t j = 0; j < n; j += 7) {
+    unpack_row(p, j, back.data());
+    double aw = 0;
+    for (int64_t t = 0; t < k; ++t) aw = std::max(aw, double(std::fabs(w[j * k + t])));
+    for (int64_t t = 0; t < k; ++t)
+      if (std::fabs(back[t] - wr[j * k + t]) > (f == WeightFormat::i8 ? aw / 253 : 0))
+        fail("unpack", f, n, k, m, back[t], wr[j * k + t]);
+  }
+  // A row with NaN or infinity spoils itself alone.
+  if (m > 2) {
+    std::vector<float> xn = x;
+    xn[k + k / 2] = NAN;
+    xn[2 * k] = INFINITY;
+    other.assign(m * ldo, -7.0f);
+    run(p, xn, k, m, other, ldo, 1);
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j) {
+        float v = other[i * ldo + j];
+        if (i == 1 || i == 2 ? std::isfinite(v) : v != out[i * ldo + j]) fail("nan", f, n, k, m, i, j);
+      }
+  }
+  if (bits_across) {
+    if (i8_bits.empty())
+      i8_bits = out;
+    else if (memcmp(i8_bits.data(), out.data(), out.size() * 4))
+      fail("across", f, n, k, m, 0, 0);
+  }
+  printf("%-6s %-5s n %5ld k %5ld m %4ld worst %.3f of tolerance\n", isa_name(isa_in_use()), names[int(f)], n, k, m,
+         worst);
+}
+int main() {
+  for (auto f : {WeightFormat::q4_0, WeightFormat::q4_1, WeightFormat::q8_0})
+    for (int amx = 0, b = 0; b < 1; ++b, (void)amx) {
+      i8_bits.clear();
+      for (Isa isa : {Isa::plain, Isa::avx2, Isa::avx512, Isa::amx}) {
+        use_isa(isa);
+        if (isa_in_use() != isa) continue;
+        check(f, 100, 224, 70, 3, isa != Isa::plain);
+        check(f, 33, 32, 3, 1, false);
+        check(f, 1, 64, 1, 2, false);
+        check(f, 256, 576, 70, 4, false);
+        check(f, 64, 1536, 300, 6, false);
+      }
+    }
+  for (auto f : {WeightFormat::f32, WeightFormat::bf16, WeightFormat::i8}) {
+    i8_bits.clear();
+    for (Isa isa : {Isa::plain, Isa::avx2, Isa::avx512, Isa::amx}) {
+      use_isa(isa);
+      if (isa_in_use() != isa) continue;
+      check(f, 100, 200, 70, 3, f == WeightFormat::i8);
+      check(f, 33, 7, 3, 1, false);
+      check(f, 1, 1, 1, 2, false);
+      check(f, 256, 576, 70, 4, false);
+      check(f, 97, 131, 45, 5, false);
+      check(f, 64, 1536, 650, 6, false);
+    }
+  }
+  printf(failures ? "%d FAILURES\n" : "all right\n", failures);
+  return failures != 0;
+}
