@@ -32,8 +32,6 @@ struct AttentionTask {
   int64_t head_size;       // a multiple of 32
   int64_t tokens;          // tokens * group <= MOST_ROWS
   int64_t first_position;  // of the first token: it sees positions 0 ... first_position
-  int64_t window;          // tokens that a query sees at most, its own included; 0: all
-  float soft_cap;          // 0: none
   float scale;
 };
 

@@ -48,33 +48,24 @@ struct Scratch {
   }
 };
 
-// One row of a chunk: scores in, unnormalised probabilities out; [first, last) of `width` lanes are seen. Gives the
+// One row of a chunk: scores in, unnormalised probabilities out; the first `seen` of `width` lanes count. Gives the
 // greatest score and sum.
 template <typename Engine>
-inline void soften(const float* scores, typename Engine::Weight* weights, int64_t width, int64_t first, int64_t last,
-                   float scale, float soft_cap, float& greatest, float& sum) {
+inline void soften(const float* scores, typename Engine::Weight* weights, int64_t width, int64_t seen, float scale,
+                   float& greatest, float& sum) {
   const float base2 = 1.44269504f;
   const Floats none = splat(-std::numeric_limits<float>::infinity());
-  float capped[ATTENTION_CHUNK];
-  if (soft_cap > 0) {
-    for (int64_t lane = 0; lane < width; ++lane) {
-      capped[lane] = soft_cap * __builtin_tanhf(scores[lane] * scale / soft_cap);
-    }
-    scores = capped;
-    scale = 1.0f;
-  }
   Floats most = none;
   for (int64_t at = 0; at < width; at += LANES) {
     const Ints place = lane_numbers() + (int32_t)at;
-    most = max(most, select((place >= (int32_t)first) & (place < (int32_t)last), load(scores + at), none));
+    most = max(most, select(place < (int32_t)seen, load(scores + at), none));
   }
   greatest = max_of(most);
   const Floats factor = splat(scale * base2), shift = splat(greatest * scale * base2);
   Floats sums = Floats{};
   for (int64_t at = 0; at < width; at += LANES) {
     const Ints place = lane_numbers() + (int32_t)at;
-    const Ints seen = (place >= (int32_t)first) & (place < (int32_t)last);
-    const Floats weight = select(seen, exp2(load(scores + at) * factor - shift), Floats{});
+    const Floats weight = select(place < (int32_t)seen, exp2(load(scores + at) * factor - shift), Floats{});
     sums += weight;
     Engine::store_weights(weights + at, weight);
   }
@@ -123,12 +114,10 @@ void attend(const AttentionTask& task, void* memory) {
   std::memset(scratch.total, 0, rows * size * sizeof(float));
 
   const int64_t length = task.first_position + task.tokens;  // what the last token sees
-  const int64_t begin =
-      task.window > 0 && task.first_position + 1 > task.window ? task.first_position + 1 - task.window : 0;
   const int64_t per_block = task.block_size / SUB_BLOCK;
   const Cell* cache = static_cast<const Cell*>(task.cache);
   Engine engine;
-  for (int64_t chunk = begin / ATTENTION_CHUNK * ATTENTION_CHUNK; chunk < length; chunk += ATTENTION_CHUNK) {
+  for (int64_t chunk = 0; chunk < length; chunk += ATTENTION_CHUNK) {
     const int64_t end = chunk + ATTENTION_CHUNK < length ? chunk + ATTENTION_CHUNK : length;
     const int64_t used = (end - chunk + SUB_BLOCK - 1) / SUB_BLOCK, count = (used + 1) / 2 * 2,
                   width = count * SUB_BLOCK;
@@ -137,7 +126,7 @@ void attend(const AttentionTask& task, void* memory) {
     for (int64_t index = 0; index < count; ++index) {
       const int64_t sub = chunk / SUB_BLOCK + index;
       const Cell* at = scratch.zeros;
-      if (index < used && (sub + 1) * SUB_BLOCK > begin) {
+      if (index < used) {
         const int64_t block = task.blocks[sub / per_block];
         at = cache + ((block * task.kv_heads + task.kv_head) * per_block + sub % per_block) * SUB_BLOCK * 2 * size;
       }
@@ -147,11 +136,9 @@ void attend(const AttentionTask& task, void* memory) {
     engine.scores(scratch.query, padded, size, keys, count, scratch.scores, ATTENTION_CHUNK);
     float greatest[MOST_ROWS], sums[MOST_ROWS];
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t position = task.first_position + row / task.group;
-      const int64_t oldest = task.window > 0 && position + 1 > task.window ? position + 1 - task.window : 0;
-      const int64_t first = oldest > chunk ? oldest - chunk : 0, last = position + 1 - chunk;
-      soften<Engine>(scratch.scores + row * ATTENTION_CHUNK, scratch.weights + row * ATTENTION_CHUNK, width, first,
-                     last < width ? last : width, task.scale, task.soft_cap, greatest[row], sums[row]);
+      const int64_t seen = task.first_position + row / task.group + 1 - chunk;
+      soften<Engine>(scratch.scores + row * ATTENTION_CHUNK, scratch.weights + row * ATTENTION_CHUNK, width,
+                     seen < width ? seen : width, task.scale, greatest[row], sums[row]);
     }
     for (int64_t row = rows; row < padded; ++row) {
       std::memset(scratch.weights + row * ATTENTION_CHUNK, 0, width * sizeof(typename Engine::Weight));

@@ -113,11 +113,7 @@ void prepare(Activations& into, const float* x, int64_t ldx, int64_t row_begin, 
 
 void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, float* out, int64_t ldo,
             Output output) {
-  run({weight, x, range, out, ldo, output, nullptr});
-}
-
-void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, const TileSink& sink) {
-  run({weight, x, range, nullptr, 0, Output::store, &sink});
+  run({weight, x, range, out, ldo, output});
 }
 
 }  // namespace trivet

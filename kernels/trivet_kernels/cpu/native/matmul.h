@@ -85,13 +85,4 @@ struct MatmulRange {
 void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, float* out, int64_t ldo,
             Output output);
 
-// Takes finished outputs while they are in the L1, instead of a matrix in memory: `values` are [rows, 32], 1 to 32 rows
-// from `row` on, the columns of one panel (those beyond n are zeros). For what would otherwise read its input right
-// back: gate and up columns packed in turns of 16 give silu(gate) * up without the 2 * k floats a row between.
-struct TileSink {
-  void (*take)(void* context, int64_t row, int64_t rows, int64_t panel, const float* values);
-  void* context;
-};
-void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, const TileSink& sink);
-
 }  // namespace trivet

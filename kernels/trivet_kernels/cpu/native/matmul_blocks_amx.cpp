@@ -114,7 +114,6 @@ void row_tiles(const MatmulTask& task, int64_t row, int64_t rows, int64_t panel,
                               task.panel(panel) + values_bytes(format) + half * 32};
     tile_column<format, tile_rows>(task, row, columns, values + half * 16, next);
   }
-  if (task.sink != nullptr) return task.sink->take(task.sink->context, row, rows, panel, values);
   for (int64_t r = 0; r < rows; ++r) {
     const float* from = values + r * panel_columns;
     put_row(task, _mm512_load_ps(from), _mm512_load_ps(from + 16), row + r, panel);

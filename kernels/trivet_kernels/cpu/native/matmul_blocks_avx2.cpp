@@ -62,7 +62,6 @@ __m256 halves(const uint8_t* at) { return _mm256_cvtph_ps(_mm_loadu_si128(reinte
 void put(const MatmulTask& task, const __m256* sums, int64_t row, int64_t panel) {
   alignas(32) float values[panel_columns];
   for (int v = 0; v < vectors; ++v) _mm256_store_ps(values + v * 8, sums[v]);
-  if (task.sink != nullptr) return task.sink->take(task.sink->context, row, 1, panel, values);
   float* out = task.out_at(row, panel);
   const int64_t columns = task.columns(panel);
   for (int64_t i = 0; i < columns; ++i) out[i] = task.output == Output::add ? out[i] + values[i] : values[i];

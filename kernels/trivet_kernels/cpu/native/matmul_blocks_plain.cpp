@@ -47,10 +47,6 @@ void matmul_blocks_plain(const MatmulTask& task) {
     for (int64_t row = task.range.row_begin; row < task.range.row_end; ++row) {
       float values[panel_columns] = {};
       row_times_panel(task, row, task.panel(panel), values);
-      if (task.sink != nullptr) {
-        task.sink->take(task.sink->context, row, 1, panel, values);
-        continue;
-      }
       float* out = task.out_at(row, panel);
       for (int64_t i = 0; i < task.columns(panel); ++i) {
         out[i] = task.output == Output::add ? out[i] + values[i] : values[i];

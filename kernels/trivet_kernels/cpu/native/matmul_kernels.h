@@ -13,7 +13,6 @@ struct MatmulTask {
   float* out;
   int64_t ldo;
   Output output;
-  const TileSink* sink;  // if not null, it gets the outputs, and out, ldo and output mean nothing
 
   [[gnu::always_inline]] const uint8_t* panel(int64_t index) const {
     return weight.data.as<uint8_t>() + index * weight.panel_bytes;

@@ -1,4 +1,4 @@
-// Where the 32 finished columns of a row go: to the sink, or stored or added to the output.
+// Where the 32 finished columns of a row go: stored or added to the output.
 #pragma once
 
 #include <immintrin.h>
@@ -8,12 +8,6 @@
 namespace trivet {
 
 static inline void put_row(const MatmulTask& task, __m512 low, __m512 high, int64_t row, int64_t panel) {
-  if (task.sink != nullptr) {
-    alignas(64) float values[panel_columns];
-    _mm512_store_ps(values, low);
-    _mm512_store_ps(values + 16, high);
-    return task.sink->take(task.sink->context, row, 1, panel, values);
-  }
   const int64_t columns = task.columns(panel);
   const uint32_t mask = columns == 32 ? ~0u : (1u << columns) - 1;
   const auto low_mask = static_cast<__mmask16>(mask), high_mask = static_cast<__mmask16>(mask >> 16);
