@@ -6,8 +6,9 @@ namespace trivet {
 
 namespace {
 
-// A member that was put off its processor must not be waited for by burning ours for ever.
-constexpr int SPINS_BEFORE_YIELD = 20000;
+// Some ten microseconds, longer than members that both run are apart. Then the other is off its processor, perhaps for
+// milliseconds: ours goes to whoever wants it, maybe to the one that we wait for.
+constexpr int SPINS_BEFORE_YIELD = 200;
 
 inline void relax() {
 #if defined(__x86_64__)
