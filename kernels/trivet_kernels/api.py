@@ -42,8 +42,25 @@ class Operators(Protocol):
         """Put key and value `[T, K, D]` into the cache; a slot of −1 is not written."""
         ...
 
+    def rotary_and_write_kv(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor:
+        """`rotary` of query and key, then `write_kv`; returns the rotated query."""
+        ...
+
     def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """`hidden / rms(hidden) · weight` over the last dimension, computed in float32, returned in the dtype of `hidden`."""
+        ...
+
+    def add_rms_norm(self, hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """`residual += hidden`, in place, in their dtype; returns the norm of the sum."""
         ...
 
     def rotary(self, states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
@@ -52,4 +69,8 @@ class Operators(Protocol):
 
     def silu_and_mul(self, gate_and_up: torch.Tensor) -> torch.Tensor:
         """`silu(gate) · up` of `[T, 2 · I]`, gate first; returns `[T, I]`."""
+        ...
+
+    def gelu_tanh_and_mul(self, gate_and_up: torch.Tensor) -> torch.Tensor:
+        """The same with GELU in its form with the hyperbolic tangent."""
         ...

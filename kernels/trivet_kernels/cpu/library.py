@@ -7,6 +7,7 @@ import ctypes
 from functools import cache
 
 from trivet_kernels.cpu.build import LIBRARY
+from trivet_kernels.cpu.operator_signatures import OPERATOR_SIGNATURES
 
 
 class Shape(ctypes.Structure):
@@ -70,6 +71,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "trivet_decoder_logits": (None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)),
     "trivet_use_isa": (ctypes.c_int32, (ctypes.c_char_p,)),
     "trivet_isa": (ctypes.c_char_p, ()),
+    **OPERATOR_SIGNATURES,
 }
 
 

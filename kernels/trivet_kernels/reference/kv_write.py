@@ -2,6 +2,8 @@
 
 import torch
 
+from trivet_kernels.reference.elementwise import rotary
+
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     _, _, block_size, content = cache.shape
@@ -13,3 +15,16 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_m
         states, slot_mapping = states[real], slot_mapping[real]
     # Indexing the block and offset dimensions together gives [T, K, content].
     cache[slot_mapping // block_size, :, slot_mapping % block_size] = states
+
+
+def rotary_and_write_kv(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    write_kv(rotary(key, cosines, sines), value, cache, slot_mapping)
+    return rotary(query, cosines, sines)

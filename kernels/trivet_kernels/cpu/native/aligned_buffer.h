@@ -26,18 +26,32 @@ class AlignedBuffer {
     if (bytes >= huge_page) madvise(data_, rounded, MADV_HUGEPAGE);  // a hint: refusal is no error
     std::memset(data_, 0, rounded);
   }
+  // Memory that somebody else owns and keeps for as long as this is used.
+  static AlignedBuffer borrowed(void* data, int64_t bytes) {
+    AlignedBuffer buffer;
+    buffer.data_ = data;
+    buffer.bytes_ = bytes;
+    buffer.is_owned_ = false;
+    return buffer;
+  }
   AlignedBuffer(AlignedBuffer&& other) noexcept { swap(other); }
   AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
     swap(other);
     return *this;
   }
-  ~AlignedBuffer() { std::free(data_); }
+  ~AlignedBuffer() {
+    if (is_owned_) std::free(data_);
+  }
 
   int64_t bytes() const { return bytes_; }
   template <typename T>
-  [[gnu::always_inline]] T* as() { return static_cast<T*>(data_); }
+  [[gnu::always_inline]] T* as() {
+    return static_cast<T*>(data_);
+  }
   template <typename T>
-  [[gnu::always_inline]] const T* as() const { return static_cast<const T*>(data_); }
+  [[gnu::always_inline]] const T* as() const {
+    return static_cast<const T*>(data_);
+  }
 
  private:
   static constexpr int64_t huge_page = int64_t{2} << 20;
@@ -45,10 +59,12 @@ class AlignedBuffer {
   void swap(AlignedBuffer& other) {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(is_owned_, other.is_owned_);
   }
 
   void* data_ = nullptr;
   int64_t bytes_ = 0;
+  bool is_owned_ = true;
 };
 
 }  // namespace trivet

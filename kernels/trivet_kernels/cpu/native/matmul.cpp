@@ -14,9 +14,12 @@ int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1)
 
 int64_t values_per_line(WeightFormat format) {
   switch (format) {
-    case WeightFormat::f32: return 16;
-    case WeightFormat::bf16: return 32;
-    default: return 64;
+    case WeightFormat::f32:
+      return 16;
+    case WeightFormat::bf16:
+      return 32;
+    default:
+      return 64;
   }
 }
 
@@ -57,10 +60,14 @@ Kernels kernels_for(WeightFormat format, Isa isa) {
   }
 #else
   switch (format) {
-    case WeightFormat::f32: return {matmul_f32_plain, prepare_f32_plain};
-    case WeightFormat::bf16: return {matmul_bf16_plain, prepare_bf16_plain};
-    case WeightFormat::i8: return {matmul_i8_plain, prepare_i8_plain};
-    default: return {matmul_blocks_plain, prepare_blocks_plain};
+    case WeightFormat::f32:
+      return {matmul_f32_plain, prepare_f32_plain};
+    case WeightFormat::bf16:
+      return {matmul_bf16_plain, prepare_bf16_plain};
+    case WeightFormat::i8:
+      return {matmul_i8_plain, prepare_i8_plain};
+    default:
+      return {matmul_blocks_plain, prepare_blocks_plain};
   }
 #endif
 }
@@ -82,16 +89,25 @@ int8_t* thread_scratch(int64_t bytes) {
   return scratch.as<int8_t>();
 }
 
-PackedWeight::PackedWeight(WeightFormat format, int64_t n, int64_t k)
-    : format(format), n(n), k(k), panels(divide_up(n, panel_columns)), steps(divide_up(k, values_per_line(format))) {
+PackedWeight::PackedWeight(WeightFormat format, int64_t n, int64_t k) : PackedWeight(without_memory(format, n, k)) {
+  data = AlignedBuffer(bytes());
+}
+
+PackedWeight PackedWeight::without_memory(WeightFormat format, int64_t n, int64_t k) {
   if (n <= 0 || k <= 0) throw std::invalid_argument("a packed weight needs at least one row and one column");
+  PackedWeight weight;
+  weight.format = format;
+  weight.n = n;
+  weight.k = k;
+  weight.panels = divide_up(n, panel_columns);
+  weight.steps = divide_up(k, values_per_line(format));
   if (is_block_format(format)) {
     if (k % block_values != 0) throw std::invalid_argument("a weight in blocks of 32 needs a multiple of 32 columns");
-    panel_bytes = k / block_values * block_bytes(format);
+    weight.panel_bytes = k / block_values * block_bytes(format);
   } else {
-    panel_bytes = steps * step_bytes + (format == WeightFormat::i8 ? i8_tail_bytes : 0);
+    weight.panel_bytes = weight.steps * step_bytes + (format == WeightFormat::i8 ? i8_tail_bytes : 0);
   }
-  data = AlignedBuffer(panels * panel_bytes);
+  return weight;
 }
 
 Activations::Activations(WeightFormat format, int64_t capacity_rows, int64_t k)

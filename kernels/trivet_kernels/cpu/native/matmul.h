@@ -31,6 +31,9 @@ enum class WeightFormat {
 struct PackedWeight {
   PackedWeight() = default;
   PackedWeight(WeightFormat format, int64_t n, int64_t k);  // zeros, to be filled by the functions below
+  // The same without memory of its own: `data` is to be set, to zeros of `bytes()` at first.
+  static PackedWeight without_memory(WeightFormat format, int64_t n, int64_t k);
+  int64_t bytes() const { return panels * panel_bytes; }
 
   WeightFormat format = WeightFormat::f32;
   int64_t n = 0, k = 0;
@@ -69,8 +72,8 @@ struct Activations {
   AlignedBuffer sums;    // int32: block formats [rows, steps * 2], the sum of each block's int8 values
 };
 
-// Convert rows [row_begin, row_end) of x (x points at row 0, row stride ldx) into the same rows of `into`. A row with NaN or infinity
-// makes that row of the product NaN, and no other. Rows may be prepared by different threads.
+// Convert rows [row_begin, row_end) of x (x points at row 0, row stride ldx) into the same rows of `into`. A row with
+// NaN or infinity makes that row of the product NaN, and no other. Rows may be prepared by different threads.
 void prepare(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end);
 
 enum class Output { store, add };  // add: the finished product is added to what is there

@@ -15,6 +15,8 @@ struct RowKernels {
   void (*rotate)(float* head, const float* cosines, const float* sines, int64_t head_size);
   // gate = silu(gate) * up
   void (*silu_and_multiply)(float* gate, const float* up, int64_t size);
+  // gate = gelu(gate) * up, by the tangent formula
+  void (*gelu_tanh_and_multiply)(float* gate, const float* up, int64_t size);
   // A query row as the attention reads it.
   void (*store_query)(CacheType type, const float* from, int64_t size, void* to);
   // One token's key and value of one head, into its place of the sub-block that holds it.

@@ -31,11 +31,17 @@ void rms_norm(const float* x, const float* weight, float epsilon, int64_t size, 
 
 void rotate(float* head, const float* cosines, const float* sines, int64_t head_size) {
   const int64_t half = head_size / 2;
-  for (int64_t at = 0; at < half; at += LANES) {  // heads are multiples of 32
+  int64_t at = 0;
+  for (; at + LANES <= half; at += LANES) {
     const Floats first = load(head + at), second = load(head + half + at);
     const Floats cosine = load(cosines + at), sine = load(sines + at);
     store(head + at, first * cosine - second * sine);
     store(head + half + at, second * cosine + first * sine);
+  }
+  for (; at < half; ++at) {
+    const float first = head[at], second = head[half + at];
+    head[at] = first * cosines[at] - second * sines[at];
+    head[half + at] = second * cosines[at] + first * sines[at];
   }
 }
 
@@ -50,6 +56,23 @@ void silu_and_multiply(float* gate, const float* up, int64_t size) {
   }
   for (; at < size; ++at) {
     gate[at] = gate[at] / (1.0f + std::exp(-gate[at])) * up[at];
+  }
+}
+
+// value / (1 + e^(-2u)) is value / 2 * (1 + tanh(u)).
+void gelu_tanh_and_multiply(float* gate, const float* up, int64_t size) {
+  const float scale = -2.0f * 0.7978845608f, cubic = 0.044715f;
+  const Floats base2 = splat(scale * 1.44269504f), one = splat(1.0f);
+  int64_t at = 0;
+  for (; at + LANES <= size; at += LANES) {
+    const Floats value = load(gate + at);
+    Floats exponent = value * (one + cubic * value * value) * base2;
+    exponent = exponent > 126.0f ? splat(126.0f) : exponent;
+    store(gate + at, value / (one + exp2(exponent)) * load(up + at));
+  }
+  for (; at < size; ++at) {
+    const float value = gate[at];
+    gate[at] = value / (1.0f + std::exp(scale * value * (1.0f + cubic * value * value))) * up[at];
   }
 }
 
@@ -85,7 +108,7 @@ void write_cache(CacheType type, const float* key, const float* value, int64_t h
   }
 }
 
-constexpr RowKernels KERNELS{rms_norm, rotate, silu_and_multiply, store_query, write_cache};
+constexpr RowKernels KERNELS{rms_norm, rotate, silu_and_multiply, gelu_tanh_and_multiply, store_query, write_cache};
 
 }  // namespace
 }  // namespace trivet
