@@ -1,7 +1,7 @@
 """A worker without a model: tokens are a function of what came before, so every schedule must give the same output."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -59,6 +59,7 @@ class Held:
     reports_prompt_from: int | None  # first prompt position without reported logprobs; None: none are wanted
     gives_logprobs: bool
     is_broken: bool = False  # its logits were not finite
+    left_out: int = 0  # iterations of its last step that were not run; the step behind that may not know
 
     def append(self, token: int) -> None:
         self.ids.append(token)
@@ -74,10 +75,27 @@ class ModelWorker:
     held: dict[int, Held] = field(default_factory=dict)
     content: dict[int, list[Slot]] = field(default_factory=dict)  # by block
     poisoned: dict[int, int] = field(default_factory=dict)  # block → handle whose keys and values in it are not finite
+    at_hand: tuple[int, int, list[tuple[int, int, int]]] | None = None  # a step that goes on: number, next iteration, rows
 
-    def run(self, plan: StepPlan, *, fail: bool = False, broken: frozenset[int] = frozenset()) -> StepOutcome:
-        """Answer a step; `broken` handles get logits that are not finite."""
-        rows = self._keep_book(plan)
+    def run(self, plan: StepPlan, *, fail: bool = False, broken: frozenset[int] = frozenset(), ends: bool = True) -> StepOutcome:
+        """Answer a step, or the next iteration of the one at hand; `broken` handles get logits that are not finite.
+
+        It goes on while it may and `ends` is not said.
+        """
+        iteration, rows = 0, []
+        if self.at_hand is None:
+            rows = self._keep_book(plan)
+        else:
+            number, iteration, rows = self.at_hand
+            assert number == plan.number, "another step while one goes on"
+        result = self._run_rows(plan, rows, fail=fail, broken=broken)
+        is_last = ends or fail or iteration + 1 == plan.run_ahead or bool(result.flags.any())
+        self.at_hand = None if is_last else (plan.number, iteration + 1, [(handle, computed + 1, 1) for handle, computed, _ in rows])
+        for handle, _, _ in rows if is_last else ():
+            self.held[handle].left_out = plan.run_ahead - 1 - iteration
+        return replace(result, iteration=iteration, is_last=is_last)
+
+    def _run_rows(self, plan: StepPlan, rows: list[tuple[int, int, int]], *, fail: bool, broken: frozenset[int]) -> StepOutcome:
         if fail:
             for handle, computed, scheduled in rows:
                 for position in range(computed, computed + scheduled):
@@ -116,10 +134,10 @@ class ModelWorker:
 
     def skip(self, plan: StepPlan) -> StepOutcome:
         """Behind a step that failed: what it says of requests and blocks holds, nothing of it is run."""
-        self._keep_book(plan)
+        self._keep_book(plan, is_skipped=True)
         return outcome(plan.number, StepStatus.SKIPPED, [], [], [])
 
-    def _keep_book(self, plan: StepPlan) -> list[tuple[int, int, int]]:
+    def _keep_book(self, plan: StepPlan, *, is_skipped: bool = False) -> list[tuple[int, int, int]]:
         """Rows of a step: handle, tokens computed, tokens to run."""
         for handle in plan.finished_handles:
             self.held.pop(handle, None)
@@ -150,8 +168,15 @@ class ModelWorker:
             plan.new_block_counts.tolist(),
             strict=True,
         ):
-            self.held[handle].blocks += plan.new_blocks[at : at + count].tolist()
+            held = self.held[handle]
+            held.blocks += plan.new_blocks[at : at + count].tolist()
             at += count
+            beyond = computed + scheduled - len(held.ids)
+            if beyond > 0 and not held.is_broken and not is_skipped:
+                assert scheduled == 1
+                assert beyond <= held.left_out, "a token that does not exist is to be run"
+                computed -= beyond
+            held.left_out = 0
             rows.append((handle, computed, scheduled))
         return rows
 
@@ -212,11 +237,18 @@ def make_scheduler(**settings: object) -> Scheduler:
 
 
 def make_replica(
-    num_blocks: int = 50, *, seqs: int = 16, tokens: int = 32, in_flight: int = 2, name: str = "replica", block_size: int = BLOCK
+    num_blocks: int = 50,
+    *,
+    seqs: int = 16,
+    tokens: int = 32,
+    in_flight: int = 2,
+    name: str = "replica",
+    block_size: int = BLOCK,
+    run_ahead: int = 16,
 ) -> Replica:
     spec = FullAttentionSpec(block_size=block_size, kv_heads=1, head_size=8, dtype="float32")
     config = configure([("layer", spec)], spec.page_size_bytes * num_blocks, num_blocks)
-    return Replica(name, KVCacheCoordinator(config, default_registry()), ReplicaLimits(seqs, tokens, 10_000, in_flight))
+    return Replica(name, KVCacheCoordinator(config, default_registry()), ReplicaLimits(seqs, tokens, 10_000, in_flight, run_ahead))
 
 
 def make_spec(
@@ -293,7 +325,10 @@ def run_until_idle(
             continue
         if not waiting:
             break
-        scheduler.update(replica, worker.run(waiting.pop(0)))
+        result = worker.run(waiting[0], ends=len(waiting) > 1)
+        scheduler.update(replica, result)
+        if result.is_last:
+            waiting.pop(0)
         collected.take(scheduler)
     else:
         raise AssertionError("it never came to rest")

@@ -131,6 +131,7 @@ class PlayedWorker:
                 tokens.append(self._lengths[handle])
                 self._lengths[handle] += 1
         return worker_pb2.StepResult(
+            last_iteration=True,
             epoch=self.epoch,
             step=step.step,
             status=worker_pb2.STEP_STATUS_DONE,
@@ -146,7 +147,7 @@ def split(result: worker_pb2.StepResult) -> list[worker_pb2.StepResult]:
     tokens = result.token_ids
     rows = len(result.handles) // 4
     for row in range(rows):
-        part = worker_pb2.StepResult(epoch=result.epoch, step=result.step, part=types_pb2.Part(index=row, count=rows))
+        part = worker_pb2.StepResult(epoch=result.epoch, step=result.step, last_iteration=True, part=types_pb2.Part(index=row, count=rows))
         part.status = result.status
         part.handles, part.token_counts = result.handles[4 * row : 4 * row + 4], result.token_counts[4 * row : 4 * row + 4]
         size = 4 * int(unpack_i32(part.token_counts)[0])

@@ -32,10 +32,16 @@ in_flight = pytest.mark.parametrize("steps_in_flight", [1, 2])
     budget=st.integers(1, 40),
     caching=st.booleans(),
     threshold=st.sampled_from([0, 3]),
+    run_ahead=st.sampled_from([1, 2, 8]),
 )
 @settings(deadline=None, max_examples=80)
-def test_every_schedule_gives_the_same_output(steps_in_flight, prompts, outputs, num_blocks, budget, caching, threshold) -> None:
-    scheduler = make_scheduler(steps_in_flight=steps_in_flight, enable_prefix_caching=caching, long_prefill_token_threshold=threshold)
+def test_every_schedule_gives_the_same_output(steps_in_flight, prompts, outputs, num_blocks, budget, caching, threshold, run_ahead) -> None:
+    scheduler = make_scheduler(
+        steps_in_flight=steps_in_flight,
+        enable_prefix_caching=caching,
+        long_prefill_token_threshold=threshold,
+        run_ahead=run_ahead,
+    )
     replica, worker, seen = make_replica(num_blocks, tokens=budget), ModelWorker(), Collected()
     scheduler.attach(replica)
     requests = [

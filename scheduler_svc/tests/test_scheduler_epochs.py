@@ -70,7 +70,7 @@ async def test_messages_of_an_older_epoch_are_dropped_and_counted(tmp_path: Path
         newer.go.clear()
         frontend.add([1], [1, 2, 3], 10)
         await until(lambda: newer.num_held)
-        newer.say(result=worker_pb2.StepResult(epoch=older.epoch, step=1, status=worker_pb2.STEP_STATUS_DONE))
+        newer.say(result=worker_pb2.StepResult(epoch=older.epoch, step=1, status=worker_pb2.STEP_STATUS_DONE, last_iteration=True))
         newer.say(ready=worker_pb2.Ready(epoch=older.epoch))
         newer.say(events=worker_pb2.Events(epoch=types_pb2.Epoch(instance=b"another scheduler", counter=newer.epoch.counter)))
         await until(lambda: deployed.engine.totals.stale_messages == 3)

@@ -90,8 +90,8 @@ def test_a_request_whose_steps_always_fail_ends_with_their_error() -> None:
 def naming_at_departure(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     prefixes = Prefixes(shared_between_requests=True)
 
-    def too_early(book: RequestBook, replica: Replica, known: KnownRows, new: list[tuple[Request, int]]) -> StepPlan:
-        plan = depart(book, replica, known, new)
+    def too_early(book: RequestBook, replica: Replica, known: KnownRows, new: list[tuple[Request, int]], iterations: int) -> StepPlan:
+        plan = depart(book, replica, known, new, iterations)
         for request in replica.flights[-1].requests:
             prefixes.name_full_blocks(replica, request, int(book.table.computed[request.slot]) // replica.kv.block_size)
         return plan

@@ -32,6 +32,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_requests: Annotated[int, Setting(help="requests that may wait before new ones are refused", minimum=1)] = 4096
     max_waiting_tokens: Annotated[int, Setting(help="prompt tokens that may wait before new ones are refused", minimum=1)] = 4_000_000
     steps_in_flight: Annotated[int, Setting(help="steps sent to a worker before the first is answered", minimum=1, maximum=2)] = 2
+    run_ahead: Annotated[
+        int,
+        Setting(help="most tokens of each request that a worker computes from one step while nobody comes or goes", minimum=1, maximum=256),
+    ] = 1
     step_timeout: Annotated[float, Setting(help="least age of a step at which its worker counts as lost", unit="seconds", minimum=1)] = 10.0
     step_timeout_factor: Annotated[float, Setting(help="a step is given this many times its forecast, if that is more", minimum=1)] = 20.0
     first_step_timeout: Annotated[
@@ -62,6 +66,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
             max_waiting_requests=self.max_waiting_requests,
             max_waiting_tokens=self.max_waiting_tokens,
             steps_in_flight=self.steps_in_flight,
+            run_ahead=self.run_ahead,
         )
 
     @property

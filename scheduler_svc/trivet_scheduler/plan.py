@@ -40,7 +40,8 @@ class StepPlan:
     blocks_to_zero: list[int]
     resync: int | None
     num_tokens: int
-    forecast_s: float | None  # how long it is expected to run; None: nobody knows yet
+    forecast_s: float | None  # how long it is expected to run, each of its iterations; None: nobody knows yet
+    run_ahead: int = 1  # most iterations
 
 
 @dataclass(slots=True)
@@ -56,6 +57,13 @@ class Flight:
     num_tokens: int
     forecast_s: float | None
     undone: bool = False  # a failed step before it took its effects back
+    iterations: int = 1  # that the worker may run at most, each a token for every row
+    answered: int = 0  # of them
+
+    @property
+    def left(self) -> int:
+        """Iterations that may still come."""
+        return self.iterations - self.answered
 
 
 class StepStatus(Enum):
@@ -88,6 +96,8 @@ class StepOutcome:
     prompt_logprobs: list[tuple[int, int, types_pb2.Logprobs]]  # worker handle, first position
     flags: NDArray[np.uint8]
     error: TrivetError | None = None
+    iteration: int = 0
+    is_last: bool = True  # of the step's iterations
 
 
 @dataclass(slots=True, eq=False)

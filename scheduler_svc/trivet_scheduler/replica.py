@@ -25,6 +25,7 @@ class ReplicaLimits:
     max_num_batched_tokens: int
     max_model_len: int
     steps_in_flight: int
+    run_ahead: int = 1  # most iterations from one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,11 @@ class Replica:
             self.held_back.append(HeldBack(request.last_step, request.worker_handle, blocks))
         else:
             self._release(blocks)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Its newest step has more than one iteration before it; a step sent now would end that."""
+        return bool(self.flights) and self.flights[-1].left > 1
 
     @property
     def blocks_coming(self) -> int:

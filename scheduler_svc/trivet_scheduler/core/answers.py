@@ -35,6 +35,8 @@ class Answers:
         if flight is None or flight.number != outcome.number:
             expected = "none is in flight" if flight is None else f"step {flight.number} is next"
             raise _refused(outcome, expected)
+        if outcome.iteration != flight.answered or not (outcome.is_last or (outcome.status is StepStatus.DONE and flight.left > 1)):
+            raise _refused(outcome, f"iteration {outcome.iteration} of {flight.iterations}, {flight.answered} of which are answered")
         if outcome.status is StepStatus.DONE:
             self._check_rows(flight, outcome)
         # Behind a failed step nothing runs until the worker is told that the failure is known here.
@@ -48,7 +50,7 @@ class Answers:
             raise _refused(outcome, "it names other requests than the step did")
         rows = len(flight.handles)
         counts, flags = outcome.token_counts, outcome.flags
-        if len(counts) != rows or len(flags) not in (0, rows) or int(counts.min()) < 0 or int(counts.sum()) != len(outcome.token_ids):
+        if len(counts) != rows or len(flags) not in (0, rows) or bool((counts < 0).any()) or int(counts.sum()) != len(outcome.token_ids):
             raise _refused(outcome, "its arrays do not fit the rows of the step")
         for row in np.flatnonzero(counts != flight.samples).tolist():
             flagged = bool(len(flags)) and bool(flags[row])
@@ -76,7 +78,8 @@ class Answers:
         deltas: dict[Request, Delta] = {}
         self._take_prompt_logprobs(flight, outcome, deltas)
         slots = np.fromiter((request.slot for request in requests), dtype=np.int64, count=len(requests))
-        self._make_durable(replica, flight, slots)
+        flight.answered += 1
+        self._make_durable(replica, flight, slots, left_out=flight.left if outcome.is_last else 0)
         now = book.clock.monotonic()
         limits: list[int] = table.limit[slots].tolist()
         counts: list[int] = outcome.token_counts.tolist()
@@ -129,15 +132,19 @@ class Answers:
             book.finish(request, finish, delta)
         return taken
 
-    def _make_durable(self, replica: Replica, flight: Flight, slots: NDArray[np.int64]) -> None:
-        """The keys and values of a step's tokens are written for good: full blocks can now be found by others."""
+    def _make_durable(self, replica: Replica, flight: Flight, slots: NDArray[np.int64], *, left_out: int) -> None:
+        """The keys and values of a step's tokens are written for good: full blocks can now be found by others.
+
+        `left_out`: iterations that the step was given and did not run.
+        """
         book, table, requests, block_size = self._book, self._book.table, flight.requests, replica.kv.block_size
         samples, counts = flight.samples, flight.counts
         if [request.worker_handle for request in requests] != flight.handles:
             # A row whose request has ended or been preempted meanwhile belongs to a life that is over.
             rows = [row for row, request in enumerate(requests) if request.worker_handle == flight.handles[row]]
             requests, slots, samples, counts = [requests[row] for row in rows], slots[rows], samples[rows], counts[rows]
-        table.pending[slots] -= samples
+        table.pending[slots] -= samples * np.int32(1 + left_out)
+        table.computed[slots] -= left_out
         durable = table.durable[slots] + counts
         table.durable[slots] = durable
         full: list[int] = (durable // block_size).tolist()
@@ -171,8 +178,8 @@ class Answers:
             flight.undone = True
             for row, request in enumerate(flight.requests):
                 if not request.status.is_finished and request.worker_handle == flight.handles[row]:
-                    table.computed[request.slot] -= flight.counts[row]
-                    table.pending[request.slot] -= flight.samples[row]
+                    table.computed[request.slot] -= flight.counts[row] + flight.left - 1
+                    table.pending[request.slot] -= flight.samples[row] * flight.left
         for request in failed.requests:
             request.failures += 1
             if request.failures >= MOST_FAILURES and (len(failed.requests) == 1 or request.failures >= 4 * MOST_FAILURES):

@@ -1,6 +1,7 @@
 """A step leaves: the counters move as if it were done, and what it does is written down.
 
-Step k + 1 leaves while step k is in flight: a sampled token whose id is not known yet counts as *pending*.
+Step k + 1 leaves while step k is in flight: a sampled token whose id is not known yet counts as *pending*. A step of several iterations
+counts as if all of them ran; what is left out in the end is taken back with the answer that says so, and by the worker at once.
 """
 
 import numpy as np
@@ -12,8 +13,8 @@ from trivet_scheduler.replica import Replica
 from trivet_scheduler.request import Request
 
 
-def depart(book: RequestBook, replica: Replica, known: KnownRows, new: list[tuple[Request, int]]) -> StepPlan:
-    """The plan of a step with these rows, new ones first; the replica has one flight more."""
+def depart(book: RequestBook, replica: Replica, known: KnownRows, new: list[tuple[Request, int]], iterations: int = 1) -> StepPlan:
+    """The plan of a step with these rows, new ones first; the replica has one flight more. Several `iterations`: of decodes alone."""
     table, now = book.table, book.clock.monotonic()
     requests = [request for request, _ in new] + known.requests
     counts = np.concatenate([np.array([count for _, count in new], dtype=np.int32), known.counts])
@@ -26,8 +27,8 @@ def depart(book: RequestBook, replica: Replica, known: KnownRows, new: list[tupl
         NewWork(request, request.worker_handle, request.all_ids(), np.array(request.block_table, dtype=np.int32), int(done), count)
         for (request, count), done in zip(new, computed, strict=False)
     ]
-    table.computed[slots] = after
-    table.pending[slots] += samples
+    table.computed[slots] = after + (iterations - 1)
+    table.pending[slots] += samples * np.int32(iterations)
     for request in requests:
         request.steps_in_flight += 1
         request.last_step = number
@@ -36,7 +37,7 @@ def depart(book: RequestBook, replica: Replica, known: KnownRows, new: list[tupl
     handles = [request.worker_handle for request in requests]
     num_tokens = int(counts.sum())
     forecast_s = replica.forecast.seconds(num_tokens)
-    replica.flights.append(Flight(number, requests, handles, counts, samples, now, num_tokens, forecast_s))
+    replica.flights.append(Flight(number, requests, handles, counts, samples, now, num_tokens, forecast_s, iterations=iterations))
     finished, replica.finished_handles = replica.finished_handles, []
     zero, replica.blocks_to_zero = replica.blocks_to_zero, []
     resync, replica.resync = replica.resync, None
@@ -54,4 +55,5 @@ def depart(book: RequestBook, replica: Replica, known: KnownRows, new: list[tupl
         resync=resync,
         num_tokens=num_tokens,
         forecast_s=forecast_s,
+        run_ahead=iterations,
     )

@@ -17,6 +17,7 @@ from trivet_scheduler.core.growth import Growth
 from trivet_scheduler.core.intake import check_intake, token_limit
 from trivet_scheduler.core.placement import Placement, capacity_tokens
 from trivet_scheduler.core.prefixes import Prefixes
+from trivet_scheduler.core.run_ahead import RunAhead
 from trivet_scheduler.core.settings import CoreSettings
 from trivet_scheduler.plan import Delta, StepOutcome, StepPlan, StepStatus
 from trivet_scheduler.queues import WaitingQueue
@@ -36,6 +37,7 @@ class Scheduler:
         prefixes = Prefixes(shared_between_requests=settings.enable_prefix_caching)
         placement = Placement(settings, self._book.table, prefixes, self.replicas)
         self._growth = Growth(settings, self._book)
+        self._run_ahead = RunAhead(settings, self._book)
         self._admission = Admission(settings, self._book, prefixes, placement, self.replicas)
         self._answers = Answers(self._book, prefixes, self.replicas)
 
@@ -138,7 +140,7 @@ class Scheduler:
 
     def schedule(self, replica: Replica) -> StepPlan | None:
         """The next step of a replica; None when there is nothing to run or enough is in flight."""
-        if len(replica.flights) >= min(self.settings.steps_in_flight, replica.limits.steps_in_flight):
+        if not self._may_send(replica):
             return None
         self._growth.part_with_outgrown(replica)
         preemptions = self.totals.preemptions
@@ -147,24 +149,40 @@ class Scheduler:
         # Whoever had to give up blocks comes first, so a step that preempts admits nobody.
         if self.totals.preemptions == preemptions and not self.paused:
             new = self._admission.admit(replica, replica.token_budget - known.num_tokens)
-        if not known.requests and not new:
+        if not known.requests and not new and not replica.runs_ahead:
             return None
-        return depart(self._book, replica, known, new)
+        # Whoever waits is looked at with each step, so nothing runs ahead of that.
+        iterations = 1 if new or self._has_news(replica) else self._run_ahead.iterations(replica, known)
+        return depart(self._book, replica, known, new, iterations)
+
+    def _may_send(self, replica: Replica) -> bool:
+        """Fewer steps are in flight than may be; behind one that runs ahead none is sent but to end it."""
+        if replica.runs_ahead:
+            return len(replica.flights) < replica.limits.steps_in_flight and self._has_news(replica)
+        return len(replica.flights) < min(self.settings.steps_in_flight, replica.limits.steps_in_flight)
+
+    def _has_news(self, replica: Replica) -> bool:
+        """Somebody has left that replica, or waits and may come to it."""
+        may_come = len(self.waiting) > 0 and not self.paused and not replica.draining
+        return may_come or bool(replica.finished_handles)
 
     def update(self, replica: Replica, outcome: StepOutcome) -> None:
         """Take in a step's answer. Raises ABORTED, and changes nothing, when it answers no step in flight or does not fit it."""
         flight = self._answers.check(replica, outcome)
         seconds = replica.step_age(self._clock.monotonic()) or 0.0
-        replica.flights.popleft()
         replica.note_answer(self._clock.monotonic())
-        for request in flight.requests:
-            request.steps_in_flight -= 1
+        if outcome.is_last:
+            replica.flights.popleft()
+            for request in flight.requests:
+                request.steps_in_flight -= 1
         if outcome.status is StepStatus.DONE:
             replica.forecast.observe(flight.num_tokens, seconds)
             replica.token_budget = min(replica.token_budget * 2, replica.limits.max_num_batched_tokens)
             self._answers.take_in(replica, flight, outcome)
         elif outcome.status is StepStatus.FAILED:
             self._answers.undo(replica, flight, outcome.error)
+        if not outcome.is_last:
+            return
         replica.free_answered(outcome.number)
         for request in flight.requests:
             if request.status is Status.PREEMPTED and not request.steps_in_flight:

@@ -17,3 +17,4 @@ class CoreSettings:
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 4_000_000
     steps_in_flight: int = 2
+    run_ahead: int = 1  # most iterations that a worker runs from one step

@@ -61,6 +61,7 @@ def limits_of(hello: worker_pb2.WorkerHello) -> ReplicaLimits:
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=min(limits.max_model_len, hello.card.max_model_len),
         steps_in_flight=max(1, hello.abilities.steps_in_flight),
+        run_ahead=max(1, hello.abilities.run_ahead),
     )
 
 

@@ -139,7 +139,10 @@ class WorkerLink:
             verify(outcome, flight, self.card.vocab_size)
         self._engine.core.update(self.replica, outcome)
         assert flight is not None, "update refuses an answer to nothing"
-        self._steps.answered()
+        if outcome.is_last:
+            self._steps.answered()
+        else:
+            self._steps.progressed()
         if whole.status == worker_pb2.STEP_STATUS_FAILED:
             logger.warning("step %d of replica %s failed: %s", whole.step, self.name, whole.error.message)
         self._engine.answered(self._engine.clock.monotonic() - flight.sent_at, flight.num_tokens)

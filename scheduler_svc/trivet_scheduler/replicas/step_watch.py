@@ -36,6 +36,10 @@ class StepWatch:
         self._pending.popleft()
         self._restart()
 
+    def progressed(self) -> None:
+        """One of several iterations is answered: the next is given as long."""
+        self._restart()
+
     def heard_activity(self, activity: "types_pb2.Activity.ValueType") -> None:
         self._is_excused = activity not in IDLE_ACTIVITIES
         if self._is_excused:

@@ -43,6 +43,7 @@ def step_messages(plan: StepPlan, epoch: types_pb2.Epoch, eos_token_ids: bytes) 
             step.known.new_block_counts = pack_i32(plan.new_block_counts)
             if plan.resync is not None:
                 step.resync = plan.resync
+            step.run_ahead = plan.run_ahead
             step.forecast_us = int((plan.forecast_s or 0.0) * 1e6)
         yield step
 
@@ -120,6 +121,8 @@ def outcome_of(result: worker_pb2.StepResult) -> StepOutcome:
         prompt_logprobs=[(chunk.handle, chunk.first_position, chunk.logprobs) for chunk in result.prompt_logprobs],
         flags=flags,
         error=TrivetError.from_proto(result.error) if result.HasField("error") else None,
+        iteration=result.iteration,
+        is_last=result.last_iteration,
     )
 
 
