@@ -4,8 +4,7 @@ Weights go from the checkpoint straight into their packed form. Norms, rotation 
 products and the KV cache follow the dtype.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,33 +19,9 @@ from trivet_worker.forward_context import current_context
 from trivet_worker.layers.rotary import RotaryAngles, inverse_frequencies
 from trivet_worker.models.llama import check_config, head_size_of
 from trivet_worker.models.model import StepOutput
+from trivet_worker.weights.packed_rows import BLOCK_FORMATS, FORMATS, PackedRows
 from trivet_worker.weights.placement import Placement
 from trivet_worker.weights.quantization import Quantization
-
-FORMATS = {torch.float32: WeightFormat.FLOAT32, torch.bfloat16: WeightFormat.BFLOAT16}
-BLOCK_FORMATS = {"Q4_0": WeightFormat.Q4_0, "Q4_1": WeightFormat.Q4_1, "Q8_0": WeightFormat.Q8_0}
-
-
-@dataclass(frozen=True, slots=True)
-class PackedTarget:
-    """Rows of a packed weight, as a place that a checkpoint's tensor is copied into."""
-
-    shape: tuple[int, ...]
-    fill: Callable[[torch.Tensor], None]
-    fill_blocks: Callable[[torch.Tensor], None]
-    format: WeightFormat
-
-    @property
-    def block_kind(self) -> str | None:
-        """The stored kind whose blocks are taken as they are, through `copy_blocks`; None: values, through `copy_`."""
-        return next((kind for kind, format in BLOCK_FORMATS.items() if format == self.format), None)
-
-    def copy_(self, values: torch.Tensor) -> None:
-        self.fill(values)
-
-    def copy_blocks(self, rows: torch.Tensor) -> None:
-        """Uint8 `[rows, bytes of a row]`."""
-        self.fill_blocks(rows)
 
 
 def formats_of(checkpoint: Checkpoint, dtype: torch.dtype, quantization: Quantization) -> tuple[WeightFormat, WeightFormat]:
@@ -171,7 +146,7 @@ class NativeLlama:
 
     def _rows(self, name: str, layer: int, part: Part, first: int, rows: int, inputs: int) -> Placement:
         decoder = self._decoder
-        target = PackedTarget(
+        target = PackedRows(
             (rows, inputs),
             lambda values: decoder.fill(layer, part, values, first),
             lambda blocks: decoder.fill_blocks(layer, part, blocks, first),

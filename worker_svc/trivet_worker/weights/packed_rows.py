@@ -1,0 +1,32 @@
+"""Packed weights as places that a checkpoint's tensors go to, and which kinds of tensors they take as they are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from trivet_kernels.cpu.decoder import WeightFormat
+
+FORMATS = {torch.float32: WeightFormat.FLOAT32, torch.bfloat16: WeightFormat.BFLOAT16}
+BLOCK_FORMATS = {"Q4_0": WeightFormat.Q4_0, "Q4_1": WeightFormat.Q4_1, "Q8_0": WeightFormat.Q8_0}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Rows of a packed weight, as a place that a checkpoint's tensor is copied into."""
+
+    shape: tuple[int, ...]
+    fill: Callable[[torch.Tensor], None]
+    fill_blocks: Callable[[torch.Tensor], None]
+    format: WeightFormat
+
+    @property
+    def block_kind(self) -> str | None:
+        """The stored kind whose blocks are taken as they are, through `copy_blocks`; None: values, through `copy_`."""
+        return next((kind for kind, format in BLOCK_FORMATS.items() if format == self.format), None)
+
+    def copy_(self, values: torch.Tensor) -> None:
+        self.fill(values)
+
+    def copy_blocks(self, rows: torch.Tensor) -> None:
+        """Uint8 `[rows, bytes of a row]`."""
+        self.fill_blocks(rows)
