@@ -13,7 +13,7 @@ from typing import Protocol
 
 from trivet_chassis.clock import Clock
 from trivet_proto.errors import ErrorKind, TrivetError
-from trivet_proto.v1 import types_pb2
+from trivet_proto.v1 import types_pb2, worker_pb2
 
 from trivet_scheduler.awake import STEADY, Pulse
 from trivet_scheduler.bundles import BundleStore
@@ -22,6 +22,7 @@ from trivet_scheduler.core import Scheduler
 from trivet_scheduler.model_check import check_same_model
 from trivet_scheduler.plan import Delta, StepPlan
 from trivet_scheduler.replica import Replica
+from trivet_scheduler.sleep import AWAKE, Sleep
 from trivet_scheduler.stream_end import StreamEnd
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,10 @@ class ReplicaLink(Protocol):
     is_draining: bool
 
     def send_step(self, plan: StepPlan) -> None: ...
+
+    async def control(self, control: worker_pb2.Control) -> None:
+        """Return when the worker has done it. Raises what it answers, UNAVAILABLE when its stream ends first."""
+        ...
 
     @property
     def step_age_s(self) -> float | None:
@@ -81,6 +86,7 @@ class Engine:
         self.card: types_pb2.ModelCard | None = None
         self.draining = False
         self.frozen = False  # nothing is sent to workers until it is lifted
+        self.sleep = Sleep(lambda: tuple(self.links), still=self._become_still, go_on=self._go_on)
         self.totals = EngineTotals()
         self.links: list[ReplicaLink] = []  # ready ones
         self.sessions: list[SessionOwner] = []
@@ -120,7 +126,7 @@ class Engine:
     @property
     def is_ready(self) -> bool:
         """Whether a request sent now would be served."""
-        return not self.draining and any(not link.is_draining for link in self.links)
+        return not self.draining and self.sleep.level == AWAKE and any(not link.is_draining for link in self.links)
 
     def check_model(self, name: str, card: types_pb2.ModelCard) -> None:
         """Two different models never serve one scheduler. Raises FAILED_PRECONDITION with both named."""
@@ -134,6 +140,7 @@ class Engine:
         self._forget_other_model(link)
         self.links.append(link)
         self.core.attach(link.replica)
+        self.sleep.take_late(link)
         self._show_model(link.card)
         kv = link.replica.kv
         logger.info("replica %s is ready: %d KV blocks of %d tokens", link.name, kv.pool.capacity, kv.block_size)
@@ -250,8 +257,22 @@ class Engine:
         self.wake()
 
     def resume(self) -> None:
+        """Raises FAILED_PRECONDITION while the workers sleep."""
+        if self.sleep.level != AWAKE:
+            raise TrivetError(ErrorKind.FAILED_PRECONDITION, "the workers are asleep; WakeUp wakes them and resumes")
+        self._go_on()
+
+    def _go_on(self) -> None:
         self.core.paused = self.frozen = False
+        self.on_ready_change()
         self.wake()
+
+    async def _become_still(self) -> None:
+        """Nothing is in flight, and what ran waits with the tokens it has."""
+        self.pause(freeze=True)
+        await self.until(lambda: not any(link.replica.flights for link in self.links))
+        self.core.reset_prefix_cache(preempt_running=True)
+        self.on_ready_change()
 
     def abort_all(self) -> None:
         for request in list(self.core.requests):

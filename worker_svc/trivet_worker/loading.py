@@ -12,12 +12,12 @@ from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.packing import pack_i32
 from trivet_proto.v1 import types_pb2
 
-from trivet_worker.attention.backends import AttentionBackend, AttentionNeeds, select_backend
+from trivet_worker.attention.backends import AttentionBackend, AttentionNeeds, Selection, select_backend
 from trivet_worker.config import WorkerSettings
 from trivet_worker.models.llama import head_size_of
 from trivet_worker.models.model import Model
 from trivet_worker.models.native_llama import NativeLlama, formats_of
-from trivet_worker.models.registry import forms_of
+from trivet_worker.models.registry import Forms, forms_of
 from trivet_worker.runner.limits import RunnerLimits
 from trivet_worker.runner.runner import ModelRunner
 from trivet_worker.sampling.noise import REVISION
@@ -47,7 +47,6 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
     """Raises a configuration error, with the way out, before anything heavy is done."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    threads = torch.get_num_threads()
     checkpoint = open_checkpoint(resolve_model(settings.model))
     dtype, context = TORCH_DTYPES[settings.chosen_dtype], settings.context(checkpoint.max_model_len)
     forms, head_size = forms_of(checkpoint.config), head_size_of(checkpoint.config)
@@ -63,29 +62,16 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
     )
     for name, reason in selection.rejected:
         logger.info("attention backend %s is not taken: %s", name, reason)
-    model: Model
-    if selection.backend.native:
-        model = NativeLlama(
-            checkpoint.config,
-            dtype=dtype,
-            formats=formats_of(checkpoint, dtype, settings.quantization),
-            max_model_len=context,
-            most_tokens=settings.max_num_batched_tokens,
-            threads=threads,
-        )
-    elif settings.quantization != "none":
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in selection.rejected)
-        raise TrivetError(
-            ErrorKind.FAILED_PRECONDITION,
-            f"quantization {settings.quantization}: only the attention backend cpu runs quantised weights ({reasons})",
-            param="quantization",
-        )
-    else:
-        model = forms.plain(checkpoint.config, dtype=dtype, max_model_len=context)
+
+    def filled() -> Model:
+        model = _empty_model(settings, checkpoint, forms, selection, dtype, context)
+        _fill(model, checkpoint, settings)
+        return model
+
+    model = filled()
     caches = model.layer_caches()
-    _fill(model, checkpoint, settings)
     limits = RunnerLimits(settings.max_num_seqs, settings.max_num_batched_tokens, context, settings.block_size)
-    runner = ModelRunner(model, selection.backend.operators, limits)
+    runner = ModelRunner(model, selection.backend.operators, limits, filled)
     runner.warm_up()
     bundle = bundle_of(checkpoint)
     logger.info(
@@ -100,6 +86,28 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
         layers=[cache.to_proto(settings.block_size) for cache in caches],
         kv_bytes=_kv_bytes(settings, sum(cache.page_bytes(settings.block_size) for cache in caches), model.vocab_size),
     )
+
+
+def _empty_model(
+    settings: WorkerSettings, checkpoint: Checkpoint, forms: Forms, selection: Selection, dtype: torch.dtype, context: int
+) -> Model:
+    if selection.backend.native:
+        return NativeLlama(
+            checkpoint.config,
+            dtype=dtype,
+            formats=formats_of(checkpoint, dtype, settings.quantization),
+            max_model_len=context,
+            most_tokens=settings.max_num_batched_tokens,
+            threads=torch.get_num_threads(),
+        )
+    if settings.quantization != "none":
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in selection.rejected)
+        raise TrivetError(
+            ErrorKind.FAILED_PRECONDITION,
+            f"quantization {settings.quantization}: only the attention backend cpu runs quantised weights ({reasons})",
+            param="quantization",
+        )
+    return forms.plain(checkpoint.config, dtype=dtype, max_model_len=context)
 
 
 def _fill(model: Model, checkpoint: Checkpoint, settings: WorkerSettings) -> None:

@@ -18,6 +18,7 @@ from trivet_scheduler.kv.coordinator import KVCacheCoordinator
 from trivet_scheduler.kv.registry import ManagerRegistry
 from trivet_scheduler.plan import StepPlan
 from trivet_scheduler.replica import Replica
+from trivet_scheduler.replicas.controls import OpenControls
 from trivet_scheduler.replicas.hello import check_hello, configure_ranks, limits_of
 from trivet_scheduler.replicas.result_parts import ResultParts
 from trivet_scheduler.replicas.step_watch import StepWatch
@@ -52,6 +53,7 @@ class WorkerLink:
         self._silence = AwakeTimer(engine.clock, engine.pulse.tick_s)
         self._steps = StepWatch(engine.settings.step_limits, engine.clock, engine.pulse.tick_s)
         self._parts = ResultParts()
+        self._controls = OpenControls()
         self._is_ready = False
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -67,6 +69,12 @@ class WorkerLink:
             steps_in_flight=min(self._engine.settings.steps_in_flight, self.replica.limits.steps_in_flight),
         )
         self._out.put_nowait(Outgoing(configure=message))
+
+    async def control(self, control: worker_pb2.Control) -> None:
+        """Return when the worker has done it. Raises what it answers, UNAVAILABLE when its stream ends first."""
+        numbered, done = self._controls.begin(control)
+        self._out.put_nowait(Outgoing(control=numbered))
+        await done
 
     def send_step(self, plan: StepPlan) -> None:
         self._steps.sent(plan.forecast_s)
@@ -103,6 +111,8 @@ class WorkerLink:
             self._steps.heard_activity(message.heartbeat.activity)
         elif kind == "events":
             self._is_stale(message.events.epoch)  # no transfers are granted yet, so there is nothing else to note
+        elif kind == "reply":
+            self._controls.take(message.reply)
         elif kind == "lost":
             self._lose(f"rank {message.lost.rank} is lost: {message.lost.reason}", ErrorKind.UNAVAILABLE)
         elif kind == "draining":
@@ -176,6 +186,7 @@ class WorkerLink:
         if self._deadline is not None:
             self._deadline.cancel()
         error = self.stream.error
+        self._controls.give_up(f"replica {self.name} left before it answered")
         self._engine.detach(self, "it has drained" if error is None else error.message)
 
     async def watch(self) -> None:

@@ -153,10 +153,18 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         raise _not_served("adapters")
 
     async def Sleep(self, request: engine_pb2.SleepRequest, context: Context) -> engine_pb2.SleepResponse:
-        raise _not_served("sleep")
+        async def sleep() -> engine_pb2.SleepResponse:
+            await self._engine.sleep.begin(request.level)
+            return engine_pb2.SleepResponse()
+
+        return await self._calls.once("Sleep", request.call_id, sleep)
 
     async def WakeUp(self, request: engine_pb2.WakeUpRequest, context: Context) -> engine_pb2.WakeUpResponse:
-        raise _not_served("sleep")
+        async def wake_up() -> engine_pb2.WakeUpResponse:
+            await self._engine.sleep.end()
+            return engine_pb2.WakeUpResponse()
+
+        return await self._calls.once("WakeUp", request.call_id, wake_up)
 
     async def Profile(self, request: engine_pb2.ProfileRequest, context: Context) -> engine_pb2.ProfileResponse:
         raise _not_served("profiling")

@@ -17,6 +17,7 @@ from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.limits import CHUNK_BYTES
 from trivet_proto.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
+from trivet_worker.link.controls import perform
 from trivet_worker.link.results import split_result
 from trivet_worker.link.steps import StepSequence
 from trivet_worker.loading import LoadedModel
@@ -66,6 +67,7 @@ class Attachment:
         self._ended: asyncio.Future[TrivetError] = asyncio.get_running_loop().create_future()
         self._heard_at = clock.monotonic()
         self._is_configuring = False
+        self._activity = types_pb2.ACTIVITY_NONE
         self._epoch: types_pb2.Epoch | None = None
         self._steps = StepSequence()
         self._runs_no_more = False  # set by either thread, read by the step thread
@@ -147,7 +149,7 @@ class Attachment:
         elif kind == "configure":
             await self._configure(message.configure, stub)
         elif kind == "control":
-            self._refuse_control(message.control)
+            self._take_control(message.control)
         elif kind == "error":
             self._end(TrivetError.from_proto(message.error))
         elif kind == "drain":
@@ -180,10 +182,19 @@ class Attachment:
             chunk = types_pb2.Chunk(data=data[offset : offset + CHUNK_BYTES], offset=offset, total=len(data))
             yield worker_pb2.PutBundleRequest(sha256=digest, chunk=chunk)
 
-    def _refuse_control(self, control: worker_pb2.Control) -> None:
-        action = control.WhichOneof("action") or "unknown"
-        error = TrivetError(ErrorKind.UNIMPLEMENTED, f"this worker has no control {action}")
-        self._send(Outgoing(reply=worker_pb2.Reply(call_id=control.call_id, error=error.to_proto())))
+    def _take_control(self, control: worker_pb2.Control) -> None:
+        """Done in turn with the steps, on their thread; heartbeats go on and say with what it is busy."""
+
+        def work() -> TrivetError | None:
+            return None if self._runs_no_more else perform(control, self._model.runner)
+
+        def answer(error: TrivetError | None) -> None:
+            self._activity = types_pb2.ACTIVITY_SLEEP if self._model.runner.is_asleep else types_pb2.ACTIVITY_NONE
+            if not self._ended.done():
+                self._send(Outgoing(reply=worker_pb2.Reply(call_id=control.call_id, error=None if error is None else error.to_proto())))
+
+        self._activity = types_pb2.ACTIVITY_LOAD
+        self._thread.submit(work, answer)
 
     # ---- steps ----
 
@@ -251,7 +262,7 @@ class Attachment:
         self._out.put_nowait(message)
 
     def _heartbeat(self) -> types_pb2.Heartbeat:
-        beat = types_pb2.Heartbeat(activity=types_pb2.ACTIVITY_LOAD if self._is_configuring else types_pb2.ACTIVITY_NONE)
+        beat = types_pb2.Heartbeat(activity=types_pb2.ACTIVITY_LOAD if self._is_configuring else self._activity)
         if self._steps.last is not None:
             beat.last_step_received = self._steps.last
         running = self.running

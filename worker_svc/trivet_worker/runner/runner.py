@@ -7,6 +7,7 @@ After a failure every step is skipped until one says `resync`.
 
 import logging
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -35,12 +36,15 @@ PROMPT_LOGITS_ROWS = 128  # logits of so many prompt positions at a time: 25 MB 
 class ModelRunner:
     """Owns the model, the persistent batch and the KV caches. Not safe for threads: one thread runs steps."""
 
-    def __init__(self, model: Model, operators: Operators, limits: RunnerLimits) -> None:
-        self._model = model
+    def __init__(self, model: Model, operators: Operators, limits: RunnerLimits, load: Callable[[], Model] | None = None) -> None:
+        """`load` brings the model back after a sleep that dropped its weights; without it such a sleep is refused."""
+        self._resident: Model | None = model
+        self._load = load
         self._operators = operators
         self._limits = limits
         self._caches: dict[str, torch.Tensor] = {}
         self._num_blocks = 0
+        self._config: types_pb2.KvCacheConfig | None = None
         self._failed_step: int | None = None
         self._batch = PersistentBatch(
             capacity=limits.max_num_seqs,
@@ -64,7 +68,37 @@ class ModelRunner:
         self._failed_step = None
         self._caches = {}  # before the new ones come, so that there are never two
         self._num_blocks = config.num_blocks
-        self._caches = allocate_caches(config, self._model.layer_caches(), self._limits.block_size)
+        self._config = config
+        self.wake_up()
+
+    @property
+    def _model(self) -> Model:
+        assert self._resident is not None, "a step or a warm-up in a sleep"
+        return self._resident
+
+    # ---- sleep ----
+
+    @property
+    def is_asleep(self) -> bool:
+        return self._config is not None and not self._caches
+
+    def sleep(self, level: int) -> None:
+        """Give back the memory of the KV cache (level 1), and of the weights (level 2). Raises FAILED_PRECONDITION, UNIMPLEMENTED."""
+        if level > 1 and self._load is None:
+            raise TrivetError(ErrorKind.UNIMPLEMENTED, f"level {level}: this worker cannot load its weights again")
+        self._batch.clear()
+        self._caches = {}
+        if level > 1:
+            self._resident = None
+
+    def wake_up(self) -> None:
+        """Weights and an empty KV cache, as they were configured; what is there stays."""
+        if self._resident is None:
+            assert self._load is not None, "sleep refused to drop the weights"
+            self._resident = self._load()
+            self.warm_up()
+        if not self._caches and self._config is not None:
+            self._caches = allocate_caches(self._config, self._model.layer_caches(), self._limits.block_size)
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -75,6 +109,8 @@ class ModelRunner:
     def execute(self, step: worker_pb2.Step) -> worker_pb2.StepResult:
         """A failure of the computation is its result. Raises for a step that can't be applied: no later one of the epoch can be trusted."""
         started = time.perf_counter()
+        if self.is_asleep:
+            raise TrivetError(ErrorKind.ABORTED, "a step came while this worker sleeps")
         is_skipped = self._failed_step is not None and not (step.HasField("resync") and step.resync == self._failed_step)
         checked = check_step(step, self._batch, self._limits, num_blocks=self._num_blocks, is_skipped=is_skipped)
         rows = self._update_states(checked)
