@@ -116,7 +116,7 @@ async def test_the_bundle_that_the_worker_brought_is_served(tmp_path: Path) -> N
         chunks = [message.chunk.data async for message in stub.GetModelBundle(engine_pb2.GetModelBundleRequest(sha256=DIGEST))]
         assert b"".join(chunks) == BUNDLE
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Sleep(engine_pb2.SleepRequest())
+            await stub.Profile(engine_pb2.ProfileRequest())
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert np.isclose((await stub.GetLoad(engine_pb2.GetLoadRequest())).load.kv_cache_usage, 0)
 

@@ -143,11 +143,30 @@ async def test_a_draining_worker_is_let_go_and_does_not_dial_again(party) -> Non
 async def test_a_control_that_is_not_known_is_answered(party) -> None:
     scheduler, _, _ = party
     stream = await scheduler.next_stream()
-    control = worker_pb2.Control(call_id=b"c" * 16, sleep=worker_pb2.ControlSleep(level=1))
+    control = worker_pb2.Control(call_id=b"c" * 16, profile=worker_pb2.ControlProfile(start=True))
     stream.down.put_nowait(worker_pb2.AttachResponse(control=control))
     reply = await stream.next("reply")
     assert reply.call_id == b"c" * 16
     assert reply.error.kind == types_pb2.ERROR_KIND_UNIMPLEMENTED
+
+
+async def test_a_worker_asleep_runs_no_step_until_it_is_woken(party, driver) -> None:
+    scheduler, _, _ = party
+    stream = await scheduler.next_stream()
+    await stream.next("ready")
+    asleep = worker_pb2.Control(call_id=b"s" * 16, sleep=worker_pb2.ControlSleep(level=2))
+    awake = worker_pb2.Control(call_id=b"w" * 16, wake_up=worker_pb2.ControlWakeUp())
+    first = driver.message([driver.request([1, 2, 3], temperature=0.0)])
+    stream.send(first)
+    expected = (await stream.next("result")).token_ids
+    for control in (asleep, awake):
+        stream.down.put_nowait(worker_pb2.AttachResponse(control=control))
+        assert not (await stream.next("reply")).HasField("error")
+    stream.send(driver.message([driver.request([1, 2, 3], temperature=0.0)]))
+    assert (await stream.next("result")).token_ids == expected
+    stream.down.put_nowait(worker_pb2.AttachResponse(control=asleep))
+    stream.send(driver.message([driver.request([1, 2, 3], temperature=0.0)]))
+    assert "sleeps" in (await stream.next("lost")).reason
 
 
 async def test_a_worker_that_does_not_belong_there_ends_with_the_reason(driver, tools, tmp_path, llama_folder, caplog) -> None:
