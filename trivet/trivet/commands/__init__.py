@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trivet.commands import config, mock_scheduler, mock_worker, serve
+from trivet.commands import bench, config, mock_scheduler, mock_worker, serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,7 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("serve a model on this machine: the three services, started and looked after", serve.run),
     "config": Command("print the settings that `trivet serve` with the same flags would use, and where each comes from", config.run),
+    "bench": Command("measure servers, services, kernels and the machine", bench.run),
     "mock-worker": Command("a worker without a model, for work on schedulers: tokens by rule, faults on cue", mock_worker.run),
     "mock-scheduler": Command("a scheduler without workers, for work on frontends: tokens by rule, faults on cue", mock_scheduler.run),
 }

@@ -1,0 +1,41 @@
+"""The plots, one for each command, of what its JSON file holds. Only this module knows matplotlib; it is loaded when a plot is wanted."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+Draw = Callable[[dict[str, Any], Path], None]
+
+
+def draw_serve(content: dict[str, Any], file: Path) -> None:
+    """By workload and server: output tokens a second, time to the first token and between tokens; whiskers reach to the 99th percentile."""
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    rate, first, between = figure.subplots(1, 3)
+    workloads = [each["name"] for each in content["workloads"]]
+    servers = [each["name"] for each in content["servers"]]
+    found = {(each["workload"], each["server"]): each["figures"] for each in content["medians"]}
+    width = 0.8 / len(servers)
+    for place, server in enumerate(servers):
+        at = [index + width * (place - (len(servers) - 1) / 2) for index in range(len(workloads))]
+        figures = [found[workload, server] for workload in workloads]
+        rate.bar(at, [each["output_tokens_per_s"] for each in figures], width, label=server)
+        for axes, series in ((first, "ttft_ms"), (between, "itl_ms")):
+            middle = [each[series]["p50"] or 0.0 for each in figures]
+            above = [(each[series]["p99"] or 0.0) - low for each, low in zip(figures, middle, strict=True)]
+            axes.bar(at, middle, width, yerr=[[0.0] * len(at), above], capsize=2, label=server)
+    for axes, title in ((rate, "output tokens/s"), (first, "TTFT, ms (to p99)"), (between, "ITL, ms (to p99)")):
+        _finish(axes, title)
+        axes.set_xticks(range(len(workloads)), workloads)
+    figure.savefig(file, format="png", dpi=120)
+
+
+def _finish(axes: Axes, title: str) -> None:
+    axes.set_title(title)
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+PLOTS: Mapping[str, Draw] = {"serve": draw_serve}

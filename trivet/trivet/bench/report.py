@@ -1,0 +1,108 @@
+"""How measurements are shown and kept: a table to read, a JSON file to compute with, a bar that tells how far they are."""
+
+import importlib
+import importlib.util
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from trivet_chassis.metrics import software_version
+from trivet_proto.errors import invalid
+
+SCHEMA = 1
+"""Of the JSON files; grows when a name in them changes its meaning."""
+
+
+class Bar:
+    """Drawn when something ends, and at no other time: a thread that redraws takes from what is measured."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=total)
+
+    def describe(self, what: str) -> None:
+        self._progress.update(self._task, description=what)
+        self._progress.refresh()
+
+    def advance(self) -> None:
+        self._progress.update(self._task, advance=1)
+
+    def refresh(self) -> None:
+        self._progress.refresh()
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[Bar]:
+    """On a terminal; nowhere else."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal) as progress:
+        yield Bar(progress, total)
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table as Markdown has them, as wide as it is."""
+    table = Table(title=title, title_justify="left", box=MARKDOWN)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    wide = Console(width=400, file=StringIO(), force_terminal=False)
+    with wide.capture() as captured:
+        wide.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def check_outputs(json_file: Path | None, plot_file: Path | None) -> None:
+    """Before anything is measured. Raises `TrivetError` where a file could not be written or a plot not be drawn."""
+    for flag, file in (("--json", json_file), ("--plot", plot_file)):
+        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+            raise invalid(f"{flag} {file}: no file can be written there")
+    if plot_file is None:
+        return
+    if plot_file.suffix != ".png":
+        raise invalid(f"--plot {plot_file}: plots are PNG files; give it a name that ends in .png")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise invalid("--plot needs matplotlib, which is not installed: pip install 'trivet[bench]', or leave --plot out")
+
+
+def write_json(file: Path | None, command: str, content: dict[str, Any]) -> None:
+    """`content` beside what was asked, when, and on what machine; nothing when no file is wanted."""
+    if file is None:
+        return
+    about = {"schema": SCHEMA, "command": command, "version": software_version(), "at": datetime.now(UTC).isoformat(), "machine": machine()}
+    file.write_text(json.dumps(about | content, indent=1) + "\n")
+
+
+def draw(command: str, content: dict[str, Any], file: Path | None) -> None:
+    """The plot of what `write_json` would write; nothing when none is wanted. matplotlib is loaded here at the earliest."""
+    if file is not None:
+        importlib.import_module("trivet.bench.plots").PLOTS[command](content, file)
+
+
+def machine() -> dict[str, Any]:
+    names = [line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
