@@ -74,7 +74,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("queues", "plan", "forecast"),
         ("replica",),
         ("core",),
-        ("awake", "step_limits", "stream_end", "model_check"),
+        ("awake", "step_limits", "stream_end", "model_check", "sleep"),
         ("config", "bundles"),
         ("engine",),
         ("report",),
