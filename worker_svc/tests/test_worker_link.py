@@ -65,9 +65,9 @@ async def test_heartbeats_go_on_while_a_step_computes(party, driver, monkeypatch
     await stream.next("ready")
     release, execute = threading.Event(), driver.runner.execute
 
-    def slow(step):
+    def slow(step, has_news):
         release.wait(DEADLINE_S)
-        return execute(step)
+        return execute(step, has_news)
 
     monkeypatch.setattr(driver.runner, "execute", slow)
     stream.send(driver.message([driver.request([1, 2, 3], temperature=0.0)]))
@@ -89,10 +89,10 @@ async def test_when_the_stream_ends_the_worker_dials_again_and_starts_empty(part
     release, execute = threading.Event(), driver.runner.execute
     ran: list[int] = []
 
-    def slow(step):
+    def slow(step, has_news):
         ran.append(step.step)
         release.wait(DEADLINE_S)
-        return execute(step)
+        return execute(step, has_news)
 
     monkeypatch.setattr(driver.runner, "execute", slow)
     held = driver.request([1, 2, 3], temperature=0.0)

@@ -80,7 +80,7 @@ async def test_steps_behind_one_that_could_not_be_applied_do_not_run(party, driv
     await stream.next("ready")
     ran: list[int] = []
     execute = driver.runner.execute
-    monkeypatch.setattr(driver.runner, "execute", lambda step: (ran.append(step.step), execute(step))[1])
+    monkeypatch.setattr(driver.runner, "execute", lambda step, has_news: (ran.append(step.step), execute(step, has_news))[1])
     for step in (*unknown_handle(), *numbered(2)):
         stream.send(step)
     await stream.next("lost")

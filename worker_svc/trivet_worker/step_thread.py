@@ -6,8 +6,9 @@ Compute never runs on the event loop, so heartbeats go on while a long step comp
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,10 +26,14 @@ class StepThread:
 
     def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Run `work` in turn; `then` gets its result on the event loop. `work` must not raise."""
+        self.submit_series(lambda: (work(),), then)
+
+    def submit_series(self, work: Callable[[], Iterable[T]], then: Callable[[T], None]) -> None:
+        """The same for work with several results: `then` gets each as it comes."""
 
         def run() -> None:
-            result = work()
-            self._hand_over(lambda: then(result))
+            for result in work():
+                self._hand_over(partial(then, result))
 
         self._work.put(run)
 

@@ -6,7 +6,7 @@ longer agree: the worker says `Lost`, and the next attachment begins with an emp
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -70,6 +70,7 @@ class Attachment:
         self._activity = types_pb2.ACTIVITY_NONE
         self._epoch: types_pb2.Epoch | None = None
         self._steps = StepSequence()
+        self._has_control = False  # one waits for its turn; set by the event loop, read by the step thread
         self._runs_no_more = False  # set by either thread, read by the step thread
         self.running: Running | None = None
         self.is_ready = False
@@ -189,11 +190,13 @@ class Attachment:
             return None if self._runs_no_more else perform(control, self._model.runner)
 
         def answer(error: TrivetError | None) -> None:
+            self._has_control = False
             self._activity = types_pb2.ACTIVITY_SLEEP if self._model.runner.is_asleep else types_pb2.ACTIVITY_NONE
             if not self._ended.done():
                 self._send(Outgoing(reply=worker_pb2.Reply(call_id=control.call_id, error=None if error is None else error.to_proto())))
 
         self._activity = types_pb2.ACTIVITY_LOAD
+        self._has_control = True
         self._thread.submit(work, answer)
 
     # ---- steps ----
@@ -206,25 +209,30 @@ class Attachment:
             return
         arrived = self._clock.monotonic()
 
-        def work() -> worker_pb2.StepResult | Exception | None:
-            if self._runs_no_more:
-                return None
-            started = self._clock.monotonic()
-            self.running = Running(whole.step, started)
-            try:
-                result = self._model.runner.execute(whole)
-            except Exception as error:
-                self._runs_no_more = True
-                return error
-            finally:
-                self.running = None
-            result.timing.receive_us = int((started - arrived) * 1e6)
-            return result
+        def has_news() -> bool:
+            return self._runs_no_more or self._has_control or self._steps.last != whole.step
 
-        self._thread.submit(work, self._answer)
+        def work() -> Iterator[worker_pb2.StepResult | Exception]:
+            runner, result = self._model.runner, None
+            while not self._runs_no_more and (result is None or not result.last_iteration):
+                started = self._clock.monotonic()
+                self.running = Running(whole.step, started)
+                try:
+                    result = runner.execute(whole, has_news) if result is None else runner.go_on(has_news)
+                except Exception as error:
+                    self._runs_no_more = True
+                    yield error
+                    return
+                finally:
+                    self.running = None
+                if not result.iteration:
+                    result.timing.receive_us = int((started - arrived) * 1e6)
+                yield result
 
-    def _answer(self, outcome: worker_pb2.StepResult | Exception | None) -> None:
-        if outcome is None or self._ended.done():
+        self._thread.submit_series(work, self._answer)
+
+    def _answer(self, outcome: worker_pb2.StepResult | Exception) -> None:
+        if self._ended.done():
             return
         if isinstance(outcome, TrivetError):
             self._lose(outcome)

@@ -18,6 +18,7 @@ from trivet_worker.config import WorkerSettings
 from trivet_worker.link.attachment import Attachment
 from trivet_worker.link.home import Home
 from trivet_worker.loading import LoadedModel
+from trivet_worker.runner.limits import MOST_ITERATIONS
 from trivet_worker.step_thread import StepThread
 
 logger = logging.getLogger(__name__)
@@ -140,5 +141,5 @@ class SchedulerLink:
                 max_num_batched_tokens=limits.max_num_batched_tokens,
                 max_model_len=limits.max_model_len,
             ),
-            abilities=worker_pb2.WorkerAbilities(steps_in_flight=STEPS_IN_FLIGHT, run_ahead=1, zeroes_blocks=True),
+            abilities=worker_pb2.WorkerAbilities(steps_in_flight=STEPS_IN_FLIGHT, run_ahead=MOST_ITERATIONS, zeroes_blocks=True),
         )

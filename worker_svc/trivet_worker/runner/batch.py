@@ -22,6 +22,7 @@ class NewWork:
     token_ids: NDArray[np.int32]
     block_ids: NDArray[np.int32]
     extras: Extras
+    stop_ids: frozenset[int]
 
 
 class PersistentBatch:
@@ -39,10 +40,13 @@ class PersistentBatch:
         self.num_tokens = np.zeros(capacity, dtype=np.int64)
         self.num_prompt = np.zeros(capacity, dtype=np.int64)
         self.is_broken = np.zeros(capacity, dtype=np.bool_)  # no token could be sampled; its end is on the way
+        # Iterations that the last step of a request was given and did not run. The step behind it may have left before that was known.
+        self.left_out = np.zeros(capacity, dtype=np.int64)
         self.samples = np.zeros(capacity, dtype=np.bool_)  # False: the prompt runs for its logprobs alone
         self.prompt_logprobs = np.full(capacity, -1, dtype=np.int64)  # top n; −1: none
         self.prompt_logprobs_from = np.zeros(capacity, dtype=np.int64)
         self.sampling = SamplingColumns(capacity, vocab_size)
+        self.stop_ids: dict[int, frozenset[int]] = {}  # by slot: what ends a request, as far as a worker knows
         self._slots: dict[int, int] = {}
         self._free = list(range(capacity - 1, -1, -1))
 
@@ -81,6 +85,8 @@ class PersistentBatch:
         self.num_blocks[slot] = 0
         self.append_blocks(slot, work.block_ids)
         self.is_broken[slot] = False
+        self.left_out[slot] = 0
+        self.stop_ids[slot] = work.stop_ids
         sampling = request.sampling
         self.samples[slot] = not (sampling.HasField("max_tokens") and sampling.max_tokens == 0)
         self.prompt_logprobs[slot] = sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else -1

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+MOST_ITERATIONS = 64
+"""That a worker runs from one step. What is saved by more of them can't be measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:

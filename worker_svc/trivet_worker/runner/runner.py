@@ -1,5 +1,8 @@
 """Runs steps on a model, strictly in order.
 
+A step of decodes may be run several times over (`run_ahead`): `execute` runs it once, `go_on` once more, with the tokens sampled before.
+Each iteration has a result of its own; no more come once a token ends a request, as far as that is known here, or there is news.
+
 A step is checked before anything of it is applied. It then succeeds or fails as a whole: its bookkeeping (finished, new requests, new
 blocks, blocks zeroed) holds whatever its status; what a failed or skipped step does not do is write keys and values that count, and sample.
 After a failure every step is skipped until one says `resync`.
@@ -8,6 +11,7 @@ After a failure every step is skipped until one says `resync`.
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,6 +37,29 @@ OUT_OF_MEMORY = ("not enough memory", "out of memory", "can't allocate memory") 
 PROMPT_LOGITS_ROWS = 128  # logits of so many prompt positions at a time: 25 MB for a vocabulary of 49 152
 
 
+@dataclass(frozen=True, slots=True)
+class StepAtHand:
+    """A step that is checked and applied, and which of its iterations is due."""
+
+    epoch: types_pb2.Epoch
+    number: int
+    rows: Rows
+    copy_sources: NDArray[np.int64]
+    copy_targets: NDArray[np.int64]
+    iterations: int  # at most
+    iteration: int = 0
+
+    def following(self) -> "StepAtHand":
+        """The same decodes, a token further."""
+        nothing = self.copy_sources[:0]
+        rows = replace(self.rows, computed=self.rows.computed + 1)
+        return replace(self, rows=rows, copy_sources=nothing, copy_targets=nothing, iteration=self.iteration + 1)
+
+
+def no_news() -> bool:
+    return False
+
+
 class ModelRunner:
     """Owns the model, the persistent batch and the KV caches. Not safe for threads: one thread runs steps."""
 
@@ -46,6 +73,7 @@ class ModelRunner:
         self._num_blocks = 0
         self._config: types_pb2.KvCacheConfig | None = None
         self._failed_step: int | None = None
+        self._at_hand: StepAtHand | None = None
         self._batch = PersistentBatch(
             capacity=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
@@ -65,7 +93,7 @@ class ModelRunner:
         New memory even for the same size: what was poisoned, and not yet zeroed when the epoch before ended, must not be read in this one.
         """
         self._batch.clear()
-        self._failed_step = None
+        self._failed_step = self._at_hand = None
         self._caches = {}  # before the new ones come, so that there are never two
         self._num_blocks = config.num_blocks
         self._config = config
@@ -106,24 +134,44 @@ class ModelRunner:
         return sum(cache.numel() * cache.element_size() for cache in self._caches.values())
 
     @torch.inference_mode()
-    def execute(self, step: worker_pb2.Step) -> worker_pb2.StepResult:
-        """A failure of the computation is its result. Raises for a step that can't be applied: no later one of the epoch can be trusted."""
+    def execute(self, step: worker_pb2.Step, has_news: Callable[[], bool] = no_news) -> worker_pb2.StepResult:
+        """A failure of the computation is its result. Raises for a step that can't be applied: no later one of the epoch can be trusted.
+
+        `has_news` says that another step waits, so that this one is not to go on.
+        """
         started = time.perf_counter()
         if self.is_asleep:
             raise TrivetError(ErrorKind.ABORTED, "a step came while this worker sleeps")
         is_skipped = self._failed_step is not None and not (step.HasField("resync") and step.resync == self._failed_step)
         checked = check_step(step, self._batch, self._limits, num_blocks=self._num_blocks, is_skipped=is_skipped)
         rows = self._update_states(checked)
-        result = worker_pb2.StepResult(epoch=step.epoch, step=step.step, last_iteration=True)
         if is_skipped:
-            result.status = worker_pb2.STEP_STATUS_SKIPPED
-            return result
+            return worker_pb2.StepResult(epoch=step.epoch, step=step.step, status=worker_pb2.STEP_STATUS_SKIPPED, last_iteration=True)
         self._failed_step = None
+        at_hand = StepAtHand(step.epoch, step.step, rows, checked.copy_sources, checked.copy_targets, checked.iterations)
+        return self._iterate(at_hand, has_news, started)
+
+    @torch.inference_mode()
+    def go_on(self, has_news: Callable[[], bool] = no_news) -> worker_pb2.StepResult:
+        """The next iteration of the step whose last result was not its last."""
+        assert self._at_hand is not None, "a step goes on"
+        return self._iterate(self._at_hand.following(), has_news, time.perf_counter())
+
+    def _iterate(self, step: StepAtHand, has_news: Callable[[], bool], started: float) -> worker_pb2.StepResult:
+        result = worker_pb2.StepResult(epoch=step.epoch, step=step.number, iteration=step.iteration, last_iteration=True)
         try:
-            self._run(checked, rows, result, started)
+            may_go_on = self._run(step, result, started)
         except Exception as error:  # what it held is freed with its frames, when this block is left
-            self._failed_step = step.step
-            return _failure_of(step, error)
+            self._failed_step, self._at_hand = step.number, None
+            _fail(result, error)
+            return result
+        left = step.iterations - 1 - step.iteration
+        if left and may_go_on and not has_news():
+            result.last_iteration = False
+            self._at_hand = step
+            return result
+        self._batch.left_out[step.rows.slots] = left
+        self._at_hand = None
         return result
 
     # ---- update states ----
@@ -137,6 +185,7 @@ class ModelRunner:
         new_slots = [batch.add(work) for work in step.new]
         for slot, blocks in step.new_blocks:
             batch.append_blocks(slot, blocks)
+        batch.left_out[step.known_slots] = 0
         new_handles = np.array([work.message.handle for work in step.new], dtype=np.uint32)
         return Rows(
             handles=np.concatenate([new_handles, step.known_handles]),
@@ -147,13 +196,15 @@ class ModelRunner:
 
     # ---- inputs, forward, sample, reply ----
 
-    def _run(self, step: CheckedStep, rows: Rows, result: worker_pb2.StepResult, started: float) -> None:
+    def _run(self, step: StepAtHand, result: worker_pb2.StepResult, started: float) -> bool:
+        """Whether its rows can all go on: each has a token, and none that ends it."""
+        rows = step.rows
         if step.copy_sources.size:
             copy_blocks(self._caches, as_index(step.copy_sources), as_index(step.copy_targets))
         result.handles, result.token_counts = pack_u32(rows.handles), pack_i32(np.zeros(len(rows.handles), dtype=np.int32))
         result.status = worker_pb2.STEP_STATUS_DONE
         if not rows.handles.size:
-            return  # only news of finished requests, or a beat without work
+            return False  # only news of finished requests, or a beat without work
         inputs = build_inputs(rows, self._batch)
         prepared = time.perf_counter()
         with forward_context(ForwardContext(self._operators, inputs.batch, self._caches)):
@@ -173,6 +224,11 @@ class ModelRunner:
         timing.input_us, timing.forward_us = _microseconds(prepared - started), _microseconds(computed - prepared)
         timing.sample_us, timing.total_us = _microseconds(done - computed), _microseconds(done - started)
         result.stats.num_requests, result.stats.num_tokens = len(rows.slots), rows.num_tokens
+        return sampled is not None and not sampled.flags.any() and not self._ends_any(rows.slots[sampling], sampled.tokens)
+
+    def _ends_any(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> bool:
+        stop_ids = self._batch.stop_ids
+        return any(token in stop_ids[slot] for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True))
 
     def _sampling_rows(self, rows: Rows) -> NDArray[np.int64]:
         """Rows that reach their last token in this step."""
@@ -247,17 +303,19 @@ def _microseconds(seconds: float) -> int:
     return int(seconds * 1e6)
 
 
-def _failure_of(step: worker_pb2.Step, error: Exception) -> worker_pb2.StepResult:
-    """Retryable for want of memory, since a smaller step may fit; else it would only fail again."""
-    failure = worker_pb2.StepResult(epoch=step.epoch, step=step.step, last_iteration=True, status=worker_pb2.STEP_STATUS_FAILED)
+def _fail(result: worker_pb2.StepResult, error: Exception) -> None:
+    """Nothing of this iteration counts. Retryable for want of memory, since a smaller step may fit; else it would only fail again."""
+    failed = worker_pb2.StepResult(
+        epoch=result.epoch, step=result.step, iteration=result.iteration, last_iteration=True, status=worker_pb2.STEP_STATUS_FAILED
+    )
     if _is_out_of_memory(error):
-        logger.warning("step %d did not fit into memory: %s", step.step, error)
+        logger.warning("step %d did not fit into memory: %s", result.step, error)
         known = TrivetError(ErrorKind.OUT_OF_MEMORY, "the step did not fit into memory")
     else:
-        logger.error("step %d failed", step.step, exc_info=error)
+        logger.error("step %d failed", result.step, exc_info=error)
         known = TrivetError(ErrorKind.INTERNAL, f"the step failed: {type(error).__name__}; the worker's log has the details")
-    failure.error.CopyFrom(known.to_proto())
-    return failure
+    failed.error.CopyFrom(known.to_proto())
+    result.CopyFrom(failed)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

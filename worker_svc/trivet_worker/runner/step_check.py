@@ -14,7 +14,7 @@ from trivet_proto.packing import split_ragged, unpack_i32, unpack_u32
 from trivet_proto.v1 import worker_pb2
 
 from trivet_worker.runner.batch import NewWork, PersistentBatch
-from trivet_worker.runner.limits import RunnerLimits
+from trivet_worker.runner.limits import MOST_ITERATIONS, RunnerLimits
 
 Ints = NDArray[np.int64]
 
@@ -33,6 +33,7 @@ class CheckedStep:
     new_blocks: list[tuple[int, NDArray[np.int32]]]  # slot, blocks to append
     computed: Ints
     scheduled: Ints
+    iterations: int  # at most
 
 
 def check_step(step: worker_pb2.Step, batch: PersistentBatch, limits: RunnerLimits, *, num_blocks: int, is_skipped: bool) -> CheckedStep:
@@ -48,7 +49,12 @@ def check_step(step: worker_pb2.Step, batch: PersistentBatch, limits: RunnerLimi
     slots = _known_slots(handles, batch, gone)
     computed, scheduled = _work_of_known(step.known, len(slots))
     counts, added = _added_blocks(step.known, len(slots), num_blocks)
-    _check_reach(batch, handles, np.array(slots, dtype=np.int64), computed, scheduled, counts, is_skipped=is_skipped)
+    iterations = max(1, step.run_ahead)
+    _check_iterations(step, scheduled, iterations)
+    at = np.array(slots, dtype=np.int64)
+    if not is_skipped:
+        computed = _true_counts(batch, at, computed, scheduled)
+    _check_reach(batch, handles, at, computed, scheduled, counts, iterations, is_skipped=is_skipped)
     sources = _blocks(step.copy_sources, "copy_sources", num_blocks, first=0)
     targets = _blocks(step.copy_targets, "copy_targets", num_blocks, first=1)
     if len(sources) != len(targets):
@@ -64,6 +70,7 @@ def check_step(step: worker_pb2.Step, batch: PersistentBatch, limits: RunnerLimi
         new_blocks=[(slot, blocks) for slot, blocks in zip(slots, added, strict=True) if len(blocks)] if len(added) else [],
         computed=np.concatenate([_ints(request.num_computed_tokens for request in step.new_requests), computed]),
         scheduled=np.concatenate([_ints(request.num_scheduled_tokens for request in step.new_requests), scheduled]),
+        iterations=iterations,
     )
     if whole.scheduled.sum() > limits.max_num_batched_tokens:
         raise _disagree(f"it has {whole.scheduled.sum()} tokens, this worker takes {limits.max_num_batched_tokens} in a step")
@@ -75,7 +82,6 @@ def _refuse_what_was_not_offered(step: worker_pb2.Step) -> None:
     for name, is_there in (
         ("masks", step.masked_handles),
         ("drafts", known.draft_counts or known.draft_token_ids),
-        ("several iterations", step.run_ahead > 1),
         ("encoder inputs", step.encoder_inputs or step.encoder_outputs_to_free),
         ("KV transfers", step.connectors),
         ("adapters", any(request.adapter for request in step.new_requests)),
@@ -122,7 +128,13 @@ def _checked_request(request: worker_pb2.NewRequest, batch: PersistentBatch, num
     if not reach <= len(blocks) * batch.block_size or len(blocks) > batch.most_blocks:
         raise _disagree(f"{who} is to run to token {reach} with {len(blocks)} blocks of {batch.block_size}")
     extras = batch.sampling.extras_of(request.sampling, ids, request.num_prompt_tokens, request.eos_token_ids)
-    return NewWork(request, ids, blocks, extras)
+    return NewWork(request, ids, blocks, extras, _stop_ids(request))
+
+
+def _stop_ids(request: worker_pb2.NewRequest) -> frozenset[int]:
+    """What ends it, as far as can be known here; the scheduler decides, so arrays that do not hold together do no harm."""
+    arrays = [request.sampling.stop_token_ids, *([] if request.sampling.ignore_eos else [request.eos_token_ids])]
+    return frozenset(token for data in arrays if not len(data) % 4 for token in unpack_i32(data).tolist())
 
 
 # ---- known requests ----
@@ -161,20 +173,45 @@ def _added_blocks(known: worker_pb2.KnownRequests, count: int, num_blocks: int) 
     return counts.astype(np.int64), added if ids.size else []
 
 
+def _check_iterations(step: worker_pb2.Step, scheduled: Ints, iterations: int) -> None:
+    if iterations > MOST_ITERATIONS:
+        raise _disagree(f"it has {iterations} iterations, this worker runs {MOST_ITERATIONS} from one step")
+    if iterations > 1 and (step.new_requests or (scheduled != 1).any()):
+        raise _disagree("several iterations are of decodes alone")
+
+
+def _true_counts(batch: PersistentBatch, slots: Ints, computed: Ints, scheduled: Ints) -> Ints:
+    """Tokens computed of each row. A step behind one of several iterations is built as if all of them had run."""
+    beyond = computed + scheduled - batch.num_tokens[slots]
+    is_told_of = (beyond > 0) & (scheduled == 1) & (beyond <= batch.left_out[slots])
+    return np.where(is_told_of & ~batch.is_broken[slots], computed - beyond, computed)
+
+
 def _check_reach(
-    batch: PersistentBatch, handles: NDArray[np.uint32], slots: Ints, computed: Ints, scheduled: Ints, counts: Ints, *, is_skipped: bool
+    batch: PersistentBatch,
+    handles: NDArray[np.uint32],
+    slots: Ints,
+    computed: Ints,
+    scheduled: Ints,
+    counts: Ints,
+    iterations: int,
+    *,
+    is_skipped: bool,
 ) -> None:
     """Each known request runs over tokens that are there, into blocks that it has."""
     blocks, reach = batch.num_blocks[slots] + counts, computed + scheduled
+    last = reach + (iterations - 1)
     # A request whose logits were not finite has no next token, and the step behind it doesn't know that yet; nobody waits for its result.
     beyond = (reach > batch.num_tokens[slots]) & ~batch.is_broken[slots]
-    bad = (reach > blocks * batch.block_size) | (blocks > batch.most_blocks) | (reach > batch.max_model_len)
+    bad = (last > blocks * batch.block_size) | (blocks > batch.most_blocks) | (last > batch.max_model_len)
+    if iterations > 1:
+        bad |= (reach < batch.num_tokens[slots]) | ~batch.samples[slots]
     if not is_skipped:
         bad |= beyond
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         has = f"{batch.num_tokens[slots[row]]} tokens and {blocks[row]} blocks of {batch.block_size}"
-        raise _disagree(f"request {handles[row]} is to run to token {reach[row]}; it has {has}")
+        raise _disagree(f"request {handles[row]} is to run to token {last[row]}; it has {has}")
 
 
 def _blocks(data: bytes, name: str, num_blocks: int, *, first: int) -> Ints:
