@@ -12,7 +12,7 @@ from trivet_doubles.tokens import expected_output
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.packing import pack_f32, pack_i32
 from trivet_proto.sampling import child_seed
-from trivet_proto.v1 import types_pb2
+from trivet_proto.v1 import types_pb2, worker_pb2
 
 LONG = [1 + number % 200 for number in range(150)]  # more than two steps' tokens
 
@@ -171,3 +171,35 @@ async def test_a_row_without_finite_logits_ends_alone(scheduler: str, model: Dou
             await first.until_ended()
         assert broken.value.kind is ErrorKind.NON_FINITE
         assert await second.until_ended() == expected_output([1, 2, 3], 1, 16, worker.law.choices)
+
+
+async def test_a_worker_that_runs_ahead_gives_the_same_tokens_from_fewer_steps(socket_folder: Path, model: DoubleModel) -> None:
+    sent = {}
+    for run_ahead in (1, 16):
+        results: list[worker_pb2.StepResult] = []
+        async with running_scheduler(f"unix:{socket_folder}/{run_ahead}.sock", run_ahead=run_ahead) as address:
+            worker = MockWorker(worker_settings(address), model=model)
+            worker.life.observe = results.append
+            async with worker, MockFrontend(address) as frontend:
+                children = [frontend.add([at, 5, 6], max_tokens=60, seed=at)[0] for at in range(1, 4)]
+                for at, child in enumerate(children, start=1):
+                    assert await child.until_ended() == expected_output([at, 5, 6], at, 60, worker.law.choices)
+                assert worker.life.wrong_slots == 0
+        sent[run_ahead] = len({result.step for result in results})
+    assert sent[1] >= 60
+    assert sent[16] <= 20
+
+
+async def test_an_abort_reaches_a_worker_that_runs_ahead(socket_folder: Path, model: DoubleModel) -> None:
+    async with running_scheduler(f"unix:{socket_folder}/s.sock", run_ahead=64) as address:
+        worker = MockWorker(worker_settings(address, step_time=0.02), model=model)
+        async with worker, MockFrontend(address) as frontend:
+            (child,) = frontend.add([1, 2, 3], max_tokens=500, seed=1)
+            await frontend.until(lambda: len(child.token_ids) >= 5)
+            frontend.abort(child)
+            await child.until_ended()
+            async with asyncio.timeout(10):
+                while worker.life.num_held:
+                    await asyncio.sleep(0.005)
+            assert len(child.token_ids) < 20
+            assert worker.life.steps < 25

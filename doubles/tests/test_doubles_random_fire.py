@@ -3,9 +3,10 @@
 import asyncio
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from real_scheduler import worker_settings
+from real_scheduler import running_scheduler, worker_settings
 from trivet_doubles.mock_frontend import Child, MockFrontend
 from trivet_doubles.mock_worker import Faults, MockWorker
 from trivet_doubles.model import DoubleModel
@@ -50,8 +51,14 @@ SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in ran
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_no_mixture_of_faults_changes_a_token(scheduler: str, model: DoubleModel, seed: int) -> None:
+async def test_no_mixture_of_faults_changes_a_token(socket_folder: Path, model: DoubleModel, seed: int) -> None:
     chance = random.Random(seed)
+    settings = {"run_ahead": (4, 16, 1)[seed % 3], "steps_in_flight": chance.choice((1, 2))}
+    async with running_scheduler(f"unix:{socket_folder}/s.sock", **settings) as scheduler:
+        await fire(scheduler, model, chance)
+
+
+async def fire(scheduler: str, model: DoubleModel, chance: random.Random) -> None:
     faults = Faults(
         fail_step={chance.randint(1, 9)},
         fail_every=chance.choice((0, 7, 11)),

@@ -165,45 +165,60 @@ class Attachment:
     async def _run_steps(self) -> None:
         while True:
             step, arrived = await self._steps.get()
-            started = self._clock.monotonic()
-            self._running = (step.step, started)
-            result = await self._run(step, started)
-            self._running = None
-            timing = result.timing
-            timing.receive_us = _microseconds(started - arrived)
-            timing.total_us = timing.forward_us = _microseconds(self._clock.monotonic() - started)
-            self._life.answered(result)
-            for message in split_result(result):
-                self._send(Outgoing(result=message))
+            rows, iteration, is_last = None, 0, False
+            while not is_last:
+                started = self._clock.monotonic()
+                self._running = (step.step, started)
+                result, rows = await self._run(step, rows, iteration)
+                is_last = result.last_iteration
+                self._running = None
+                timing = result.timing
+                timing.receive_us = 0 if iteration else _microseconds(started - arrived)
+                timing.total_us = timing.forward_us = _microseconds(self._clock.monotonic() - started)
+                self._life.answered(result)
+                for message in split_result(result):
+                    self._send(Outgoing(result=message))
+                iteration += 1
+                if not is_last:
+                    await asyncio.sleep(0)  # what has come meanwhile is to be seen
 
-    async def _run(self, step: worker_pb2.Step, started: float) -> worker_pb2.StepResult:
+    async def _run(self, step: worker_pb2.Step, rows: StepRows | None, iteration: int) -> tuple[worker_pb2.StepResult, StepRows | None]:
+        """One iteration, and the rows of the next, which are given back with its own."""
         runner, life = self._runner, self._life
         assert runner is not None, "steps come after the configuration"
         ordinal, faults = life.next_step(), life.faults
-        result = worker_pb2.StepResult(epoch=step.epoch, step=step.step, last_iteration=True)
-        rows: StepRows | None = None
+        result = worker_pb2.StepResult(epoch=step.epoch, step=step.step, iteration=iteration, last_iteration=True)
+        written: StepRows | None = None
         try:
-            rows = runner.update(step)
-            if runner.skips(step):
-                result.status = worker_pb2.STEP_STATUS_SKIPPED
-                return result
+            if rows is None:
+                rows = written = runner.update(step)
+                if runner.skips(step):
+                    result.status = worker_pb2.STEP_STATUS_SKIPPED
+                    return result, None
+                rows = written = runner.true_counts(rows)
+            written = rows
             if faults.dies(ordinal):
                 raise DiedError
             seconds = life.settings.modelled_seconds(len(rows.handles), rows.num_tokens)
             failure = faults.failure_of(ordinal, rows.num_tokens)
             if failure is None:
-                answer, rows = rows, None  # what cannot be run as it stands must not be scribbled over
-                result = runner.run(step, answer, non_finite=ordinal in faults.non_finite_step)
+                written = None  # what cannot be run as it stands must not be scribbled over
+                result = runner.run(step, rows, non_finite=ordinal in faults.non_finite_step)
+                result.iteration = iteration
             await self._spend(seconds, stalls=faults.stalls(ordinal))
             if failure is None:
-                return result
+                left = max(1, step.run_ahead) - 1 - iteration
+                result.last_iteration = runner.ends(rows, result, left, has_news=not self._steps.empty())
+                return result, rows.following()
         except TrivetError as error:
             failure = error
         logger.warning("step %d fails: %s", step.step, failure.message)
-        runner.fail(step, rows)
-        result = worker_pb2.StepResult(epoch=step.epoch, step=step.step, last_iteration=True, status=worker_pb2.STEP_STATUS_FAILED)
+        runner.fail(step, written)
+        result = worker_pb2.StepResult(
+            epoch=step.epoch, step=step.step, iteration=iteration, last_iteration=True, status=worker_pb2.STEP_STATUS_FAILED
+        )
         result.error.CopyFrom(failure.to_proto())
-        return result
+        return result, None
 
     async def _spend(self, seconds: float, *, stalls: bool) -> None:
         """Let the modelled time pass. It is counted from when the step before was to end, so that waking up late does not add up."""

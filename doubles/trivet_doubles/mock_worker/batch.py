@@ -29,6 +29,8 @@ class MockBatch:
         self.num_tokens = np.zeros(capacity, dtype=np.int64)
         self.num_prompt = np.zeros(capacity, dtype=np.int64)
         self.seeds = np.zeros(capacity, dtype=np.uint64)
+        # Iterations that the last step of a request was given and did not run. The step behind it may have left before that was known.
+        self.left_out = np.zeros(capacity, dtype=np.int64)
         self.samples = np.zeros(capacity, dtype=np.bool_)  # False: the prompt runs for its logprobs alone
         self.tables = [np.zeros((capacity, width // group.block_size + 1), dtype=np.int64) for group in groups]
         self.num_blocks = np.zeros((len(groups), capacity), dtype=np.int64)
@@ -73,7 +75,7 @@ class MockBatch:
         self.values[row, : len(ids)] = slot_values(ids)
         self.num_tokens[row], self.num_prompt[row] = len(ids), request.num_prompt_tokens
         self.seeds[row] = request.seed
-        self.num_blocks[:, row] = 0
+        self.num_blocks[:, row] = self.left_out[row] = 0
         counts = unpack_i32(request.block_counts, "block_counts")
         self.append_blocks(row, split_ragged(unpack_i32(request.block_ids, "block_ids"), counts, "block_ids"))
         self._take_sampling(row, request.sampling, request.prompt_logprobs_reported)

@@ -36,6 +36,7 @@ class MockWorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         str, Setting(help="layers it announces: kinds such as full_attention,sliding_window:512, or a JSON list of LayerKvSpec")
     ] = "full_attention"
     steps_in_flight: Annotated[int, Setting(help="steps that it holds at once", minimum=1, maximum=8)] = 2
+    run_ahead: Annotated[int, Setting(help="iterations that it runs from one step", minimum=1, maximum=256)] = 64
     step_time: Annotated[float, Setting(help="modelled time of a step", unit="seconds", minimum=0)] = 0.0
     token_time: Annotated[float, Setting(help="modelled time of each token in a step", unit="seconds", minimum=0)] = 0.0
     request_time: Annotated[float, Setting(help="modelled time of each request in a step", unit="seconds", minimum=0)] = 0.0

@@ -48,7 +48,9 @@ class Identity:
                 max_num_batched_tokens=settings.max_num_batched_tokens,
                 max_model_len=self.card.max_model_len,
             ),
-            abilities=worker_pb2.WorkerAbilities(steps_in_flight=settings.steps_in_flight, run_ahead=1, zeroes_blocks=True),
+            abilities=worker_pb2.WorkerAbilities(
+                steps_in_flight=settings.steps_in_flight, run_ahead=settings.run_ahead, zeroes_blocks=True
+            ),
         )
 
     def runner(self, config: types_pb2.KvCacheConfig) -> MockRunner:

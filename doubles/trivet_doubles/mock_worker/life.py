@@ -36,7 +36,7 @@ class Life:
         return self._wrong_slots + (0 if self.runner is None else self.runner.wrong_slots)
 
     def next_step(self) -> int:
-        """The ordinal of the step that is to run now, from 1."""
+        """The ordinal of the step that is to run now, from 1; each iteration of one counts."""
         self.steps += 1
         return self.steps
 
@@ -59,7 +59,7 @@ class Life:
 
     def answered(self, result: worker_pb2.StepResult) -> None:
         self._last_answer_at = self.clock.monotonic()
-        self.num_held -= 1
+        self.num_held -= result.last_iteration
         self.observe(result)
 
     def progress(self) -> tuple[bool, float | None]:

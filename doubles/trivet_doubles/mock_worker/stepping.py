@@ -5,7 +5,7 @@ and which one fails, is decided by its caller.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,10 @@ class StepRows:
     def ends(self) -> Ints:
         return self.computed + self.scheduled
 
+    def following(self) -> "StepRows":
+        """The same decodes, a token further."""
+        return replace(self, computed=self.computed + 1)
+
 
 class MockRunner:
     """All state of one epoch: it is made anew by each `Configure`."""
@@ -74,6 +78,21 @@ class MockRunner:
             computed=_joined([request.num_computed_tokens for request in new], known.num_computed_tokens),
             scheduled=_joined([request.num_scheduled_tokens for request in new], known.num_scheduled_tokens),
         )
+
+    def true_counts(self, rows: StepRows) -> StepRows:
+        """The rows of a step that is to run. One behind a step of several iterations is built as if all of them had run."""
+        batch, at = self.batch, rows.rows
+        beyond = rows.ends - batch.num_tokens[at]
+        is_told_of = (beyond > 0) & (rows.scheduled == 1) & (beyond <= batch.left_out[at])
+        batch.left_out[at] = 0
+        return replace(rows, computed=np.where(is_told_of, rows.computed - beyond, rows.computed))
+
+    def ends(self, rows: StepRows, result: worker_pb2.StepResult, left: int, *, has_news: bool) -> bool:
+        """Whether this iteration is the step's last; `left` are those that it may still have. A row without a token can't go on."""
+        if left and not has_news and bool(unpack_i32(result.token_counts, "token_counts").all()):
+            return False
+        self.batch.left_out[rows.rows] = left
+        return True
 
     def skips(self, step: worker_pb2.Step) -> bool:
         """Whether it is held behind a failed step; one that says `resync` for it ends that."""
