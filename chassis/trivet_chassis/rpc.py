@@ -5,7 +5,7 @@ errors (`rpc_errors.py`).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -23,6 +23,7 @@ __all__ = [
     "LIVE",
     "READY",
     "REQUEST_ID_KEY",
+    "Dial",
     "ErrorInterceptor",
     "Health",
     "Register",
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 DRAIN_GRACE_S = 0.5
+
+Dial: TypeAlias = Callable[[str], grpc.aio.Channel]
+"""How a caller gets a channel to an address: `create_channel`, or that of an `InProcessServer`."""
 
 _LIMITS = [("grpc.max_send_message_length", MAX_MESSAGE_BYTES), ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
 # Both ends ping a silent link, so that a peer that vanished without a word is noticed within half a minute.

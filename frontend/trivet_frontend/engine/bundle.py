@@ -8,7 +8,7 @@ import hashlib
 import logging
 
 import grpc.aio
-from trivet_chassis.rpc import create_channel, error_of
+from trivet_chassis.rpc import Dial, error_of
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.v1 import engine_pb2
 from trivet_proto.v1.engine_pb2_grpc import EngineServiceStub
@@ -23,20 +23,21 @@ MAX_BUNDLE_BYTES = 512 * 1024 * 1024
 class BundleCache:
     """Bundles by digest, as bytes; owns what it has fetched."""
 
-    def __init__(self) -> None:
+    def __init__(self, dial: Dial) -> None:
+        self._dial = dial
         self._bundles: dict[bytes, bytes] = {}
 
     async def get(self, address: str, digest: bytes) -> bytes:
         """The bundle `digest`, from the scheduler at `address` if it is not here yet; raises `TrivetError` if that fails."""
         if digest not in self._bundles:
-            self._bundles = {digest: await _fetch(address, digest)}
+            self._bundles = {digest: await _fetch(self._dial, address, digest)}
         return self._bundles[digest]
 
 
-async def _fetch(address: str, digest: bytes) -> bytes:
+async def _fetch(dial: Dial, address: str, digest: bytes) -> bytes:
     received = bytearray()
     # A channel of its own: a long answer on the session's connection would hold up token deltas.
-    async with create_channel(address) as channel:
+    async with dial(address) as channel:
         call = EngineServiceStub(channel).GetModelBundle(engine_pb2.GetModelBundleRequest(sha256=digest), timeout=FETCH_TIMEOUT_SECONDS)
         try:
             async for response in call:

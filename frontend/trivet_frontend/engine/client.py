@@ -12,6 +12,7 @@ from functools import partial
 
 from trivet_chassis.clock import Clock
 from trivet_chassis.resolving import RESOLVE_INTERVAL_S, Lookup, Peers, look_up
+from trivet_chassis.rpc import Dial, create_channel
 from trivet_proto.errors import ErrorKind, TrivetError
 
 from trivet_frontend.engine.bundle import BundleCache
@@ -40,17 +41,19 @@ class EngineClient:
         clock: Clock,
         slow_client_timeout: float,
         handover_timeout: float = DEFAULT_HANDOVER_SECONDS,
+        dial: Dial = create_channel,
         lookup: Lookup = look_up,
         resolve_interval: float = RESOLVE_INTERVAL_S,
     ) -> None:
         """Raises INVALID_ARGUMENT for an address that is none. Times are in seconds."""
         self.changes = Changes()
         self._peers = Peers(addresses, name="scheduler", lookup=lookup, interval_s=resolve_interval)
+        self._dial = dial
         self._identity = identity
         self._clock = clock
         self._slow_client_timeout = slow_client_timeout
         self._router = Router()
-        self._bundles = BundleCache()
+        self._bundles = BundleCache(dial)
         self._handover = HandOver(clock=clock, limit_seconds=handover_timeout, choose=self._choose)
         self._sessions: dict[str, SchedulerSession] = {}
         self._session_tasks: dict[str, asyncio.Task[None]] = {}
@@ -226,7 +229,12 @@ class EngineClient:
                 self._sessions[address].is_listed = True
                 continue
             session = SchedulerSession(
-                address, identity=self._identity, clock=self._clock, slow_client_timeout=self._slow_client_timeout, owner=self
+                address,
+                dial=self._dial,
+                identity=self._identity,
+                clock=self._clock,
+                slow_client_timeout=self._slow_client_timeout,
+                owner=self,
             )
             self._sessions[address] = session
             task = asyncio.create_task(session.run(), name=f"session to {address}")

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 
 import grpc.aio
 from trivet_chassis.clock import Clock
-from trivet_chassis.rpc import create_channel
+from trivet_chassis.rpc import Dial
 from trivet_proto.errors import TrivetError
 from trivet_proto.revision import agree
 from trivet_proto.v1 import engine_pb2, types_pb2
@@ -42,8 +42,9 @@ class Listener(Protocol):
 class Conversation:
     """One stream; `hold` runs it to its end."""
 
-    def __init__(self, address: str, *, clock: Clock) -> None:
+    def __init__(self, address: str, *, dial: Dial, clock: Clock) -> None:
         self._address = address
+        self._dial = dial
         self._clock = clock
         self._outbox: deque[engine_pb2.SessionRequest] = deque()
         self._outbox_filled = asyncio.Event()
@@ -57,7 +58,7 @@ class Conversation:
 
     async def hold(self, hello: types_pb2.Hello, listener: Listener) -> None:
         """Dial and converse until cancelled; raises what ended the stream."""
-        async with create_channel(self._address) as channel:
+        async with self._dial(self._address) as channel:
             call = EngineServiceStub(channel).Session()
             try:
                 await self._greet(call, hello, listener)

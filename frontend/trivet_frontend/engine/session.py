@@ -18,7 +18,7 @@ from typing import Protocol
 
 import grpc.aio
 from trivet_chassis.clock import Clock
-from trivet_chassis.rpc import error_of
+from trivet_chassis.rpc import Dial, error_of
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.v1 import engine_pb2, types_pb2
 
@@ -60,7 +60,7 @@ class Rider:
 class SchedulerSession:
     """The session to one scheduler."""
 
-    def __init__(self, address: str, *, identity: Identity, clock: Clock, slow_client_timeout: float, owner: Owner) -> None:
+    def __init__(self, address: str, *, dial: Dial, identity: Identity, clock: Clock, slow_client_timeout: float, owner: Owner) -> None:
         self.address = address
         self.is_listed = True
         self.name = ""
@@ -70,6 +70,7 @@ class SchedulerSession:
         self.load_at = 0.0
         self.draining = False
         self.added_since_load = 0
+        self._dial = dial
         self._identity = identity
         self._clock = clock
         self._slow_client_timeout = slow_client_timeout
@@ -205,7 +206,7 @@ class SchedulerSession:
 
     async def _hold(self) -> str:
         """Dial once and converse; returns how that ended. Raises ALREADY_EXISTS when another process has taken the name."""
-        conversation = self._dialled = Conversation(self.address, clock=self._clock)
+        conversation = self._dialled = Conversation(self.address, dial=self._dial, clock=self._clock)
         try:
             await conversation.hold(self._identity.hello(), self)
         except SessionLostError as lost:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import grpc
 from trivet_chassis.clock import Clock
-from trivet_chassis.rpc import create_channel, error_of
+from trivet_chassis.rpc import Dial, error_of
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.limits import CHUNK_BYTES
 from trivet_proto.v1 import types_pb2, worker_pb2, worker_pb2_grpc
@@ -53,6 +53,7 @@ class Attachment:
         thread: StepThread,
         clock: Clock,
         *,
+        dial: Dial,
         on_change: Callable[[], None],
         observe: Callable[[worker_pb2.StepResult], None],
     ) -> None:
@@ -60,6 +61,7 @@ class Attachment:
         self._model = model
         self._thread = thread
         self._clock = clock
+        self._dial = dial
         self._on_change = on_change
         self._observe = observe
         self._out: asyncio.Queue[Outgoing | None] = asyncio.Queue()
@@ -79,7 +81,7 @@ class Attachment:
 
     async def run(self) -> TrivetError | None:
         """Until the stream ends. Returns the reason where there was one: raised, it would keep the stream and its socket in a traceback."""
-        async with create_channel(self.address) as channel:
+        async with self._dial(self.address) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             call = stub.Attach(self._outgoing())
             reading = asyncio.create_task(self._read(call, stub), name="read the scheduler's stream")

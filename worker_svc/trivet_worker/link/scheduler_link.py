@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from trivet_chassis.clock import Clock
 from trivet_chassis.metrics import software_version
+from trivet_chassis.rpc import Dial, create_channel
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.revision import SCHEMA
 from trivet_proto.v1 import types_pb2, worker_pb2
@@ -37,12 +38,15 @@ FOR_GOOD = frozenset({ErrorKind.FAILED_PRECONDITION, ErrorKind.ALREADY_EXISTS})
 class SchedulerLink:
     """Keeps one attachment alive for as long as the process lives."""
 
-    def __init__(self, settings: WorkerSettings, model: LoadedModel, thread: StepThread, clock: Clock, home: Home) -> None:
+    def __init__(
+        self, settings: WorkerSettings, model: LoadedModel, thread: StepThread, clock: Clock, home: Home, *, dial: Dial = create_channel
+    ) -> None:
         self._settings = settings
         self._model = model
         self._thread = thread
         self._clock = clock
         self._home = home
+        self._dial = dial
         self._instance = os.urandom(16)
         self._attachment: Attachment | None = None
         self._leaving = asyncio.Event()
@@ -98,7 +102,14 @@ class SchedulerLink:
         try:
             address = await self._home.choose()
             attachment = self._attachment = Attachment(
-                address, self._hello(), self._model, self._thread, self._clock, on_change=self._changed, observe=self.observe
+                address,
+                self._hello(),
+                self._model,
+                self._thread,
+                self._clock,
+                dial=self._dial,
+                on_change=self._changed,
+                observe=self.observe,
             )
             try:
                 reason = await attachment.run()
