@@ -15,22 +15,19 @@ from trivet_chassis.clock import Clock, SystemClock
 from trivet_chassis.lifecycle import Lifecycle
 from trivet_chassis.metrics import create_registry
 from trivet_chassis.rpc import RpcServer, create_server
-from trivet_checkpoint import ModelBundle
 from trivet_proto.errors import TrivetError, invalid
 from trivet_proto.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 
 from trivet_frontend.config import FrontendSettings
-from trivet_frontend.engine import EngineClient, ModelDescription, identity_of, software_version
+from trivet_frontend.engine import EngineClient, identity_of, software_version
 from trivet_frontend.openai import ConnectionLimits, Gateway, GatewaySettings, HttpListener, UnknownFields, create_app
 from trivet_frontend.rpc import KeyInterceptor, PublicInference
-from trivet_frontend.serving import FrontendMetrics, Inference, SamplingDefaults, ServedModel, defaults_from
-from trivet_frontend.serving.model import ModelLanguage
+from trivet_frontend.serving import FollowedModel, Inference
 
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "trivet.v1.InferenceService"
 WAY_OUT = "set api_key, or insecure if that is meant"
-FETCH_RETRY_SECONDS = 1.0
 # Streams that the drain has ended with an error get so long to be written out.
 FAREWELL_SECONDS = 1.0
 
@@ -40,9 +37,7 @@ class Frontend:
 
     def __init__(self, settings: FrontendSettings, *, clock: Clock) -> None:
         self._settings = settings
-        self._clock = clock
         self._registry: CollectorRegistry = create_registry("frontend")
-        self._template = _read_template(settings.chat_template)
         if not settings.scheduler:
             raise invalid("at least one scheduler is needed", "scheduler")
         self._engine = EngineClient(
@@ -56,7 +51,7 @@ class Frontend:
         served = Gauge("trivet_streams", "Calls of clients that are being served.", registry=self._registry)
         streams = self.inference.streams
         served.set_function(lambda: streams.count)
-        self._language: ModelLanguage | None = None
+        self._model = FollowedModel(self._engine, self.inference, settings, self._registry, clock=clock)
         self._http_address = (
             parse_address(f"unix:{Path(settings.uds).absolute()}", "uds")
             if settings.uds
@@ -64,8 +59,6 @@ class Frontend:
         )
         self._http: HttpListener | None = None
         self._rpc: RpcServer | None = None
-        self._serving_digest: bytes | None = None
-        self._metrics: FrontendMetrics | None = None
 
     # ---- start ----
 
@@ -127,28 +120,7 @@ class Frontend:
     async def follow_engine(self) -> None:
         """Keep what is served and the gRPC health in step with the schedulers; runs until cancelled."""
         # Readiness by itself: a model that takes its time to come must not keep a scheduler's loss from showing.
-        await asyncio.gather(self._follow_model(), self._follow_readiness())
-
-    async def _follow_model(self) -> None:
-        changes = self._engine.changes
-        while True:
-            seen, model = changes.count, self._engine.model
-            if model is not None and model.bundle_digest != self._serving_digest:
-                try:
-                    await self._serve(model)
-                except TrivetError as error:
-                    await self._put_off(error.message)
-                    continue
-                except Exception:
-                    logger.exception("the model that the scheduler gave cannot be read")
-                    await self._put_off("it cannot be read")
-                    continue
-                changes.note()  # it can be served now
-            await changes.after(seen)
-
-    async def _put_off(self, reason: str) -> None:
-        logger.warning("the model cannot be served yet: %s", reason)
-        await asyncio.sleep(FETCH_RETRY_SECONDS)
+        await asyncio.gather(self._model.follow(), self._follow_readiness())
 
     async def _follow_readiness(self) -> None:
         changes = self._engine.changes
@@ -157,37 +129,6 @@ class Frontend:
             if self._rpc is not None and self._rpc.health.is_ready != ready:
                 await self._rpc.health.ready(ready)
             await changes.after(seen)
-
-    async def _serve(self, model: ModelDescription) -> None:
-        bundle = ModelBundle.from_bytes(await self._engine.fetch_bundle(model))
-        settings = self._settings
-        if self._language is not None:
-            self._language.close()
-        self._language = ModelLanguage(
-            bundle,
-            model,
-            template=self._template,
-            allow_request_template=settings.trust_request_chat_template,
-            threads=settings.tokenizer_threads,
-        )
-        names = tuple(name for name in settings.served_model_name if name) or (model.name, *model.aliases)
-        defaults = SamplingDefaults()
-        if settings.generation_config == "auto":
-            defaults = defaults_from(bundle.json("generation_config.json"))
-        if self._metrics is None:
-            self._metrics = FrontendMetrics(self._registry, model_name=names[0], loads=self._engine.loads)
-        served = ServedModel(
-            names=names,
-            root=model.name,
-            created=int(self._clock.wall()),
-            description=model,
-            language=self._language,
-            defaults=defaults,
-            system_fingerprint=f"trivet-{software_version()}-{bundle.digest.hex()[:8]}",
-        )
-        self.inference.serve(served, self._metrics)
-        self._serving_digest = model.bundle_digest
-        logger.info("serving %s, context %d tokens, sampling defaults %s", ", ".join(names), model.max_model_len, defaults)
 
     async def until_displaced(self) -> TrivetError:
         """Why this frontend must leave, once another process has taken its name at a scheduler."""
@@ -216,8 +157,7 @@ class Frontend:
             await self._rpc.stop(0.1)
         if self._http is not None:
             await self._http.stop()
-        if self._language is not None:
-            self._language.close()
+        self._model.close()
 
 
 async def serve(settings: FrontendSettings, lifecycle: Lifecycle) -> None:
@@ -242,12 +182,3 @@ async def serve(settings: FrontendSettings, lifecycle: Lifecycle) -> None:
             task.cancel()
         await asyncio.gather(draining, displaced, return_exceptions=True)
         await frontend.stop()
-
-
-def _read_template(path: str) -> str | None:
-    if not path:
-        return None
-    try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise invalid(f"the chat template {path} cannot be read: {error}", "chat_template") from error

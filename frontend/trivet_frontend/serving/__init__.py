@@ -1,5 +1,6 @@
 """The one road from a request to its answer, below both public APIs."""
 
+from trivet_frontend.serving.followed_model import FollowedModel
 from trivet_frontend.serving.generation import Generation
 from trivet_frontend.serving.inference import Inference
 from trivet_frontend.serving.metrics import FrontendMetrics
@@ -13,6 +14,7 @@ __all__ = [
     "ChatInput",
     "ChoiceDelta",
     "CompletionInput",
+    "FollowedModel",
     "FrontendMetrics",
     "Generation",
     "GenerationOptions",

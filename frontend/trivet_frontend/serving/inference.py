@@ -175,6 +175,7 @@ class Inference:
             raise TrivetError(ErrorKind.UNAVAILABLE, "this server is leaving; try again elsewhere", retryable=True)
         arrived = self._clock.monotonic()
         model = self.model(model_name)
+        model.check_serves("generate")
         check_options(options, vocab_size=model.description.vocab_size, max_logprobs=model.description.max_logprobs)
         if not self._engine.ready:
             raise TrivetError(ErrorKind.UNAVAILABLE, "no worker is ready to serve the model", retryable=True, retry_after_ms=RETRY_AFTER_MS)

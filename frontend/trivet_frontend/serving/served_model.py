@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from trivet_proto.errors import ErrorKind, TrivetError
+
 from trivet_frontend.engine import ModelDescription
 from trivet_frontend.serving.language import Language
 from trivet_frontend.serving.sampling import SamplingDefaults
@@ -18,3 +20,9 @@ class ServedModel:
     language: Language
     defaults: SamplingDefaults
     system_fingerprint: str
+
+    def check_serves(self, task: str) -> None:
+        """Raises UNIMPLEMENTED, with what is served, where `task` is not."""
+        if task not in self.description.tasks:
+            served = ", ".join(self.description.tasks)
+            raise TrivetError(ErrorKind.UNIMPLEMENTED, f"{self.names[0]} does not serve {task}; it serves {served}", param="model")
