@@ -26,6 +26,11 @@ async def when_ready() -> None:
     print("UP", flush=True)
 
 
+async def supervise(supervisor: Supervisor) -> int:
+    supervisor.obey_signals()
+    return await supervisor.run()
+
+
 def launch() -> int:
     with create_run_directory({"TMPDIR": str(folder)}) as run_directory, Guard(run_directory) as guard:
         (folder / "guard").write_text(str(guard.pid))
@@ -52,7 +57,7 @@ def launch() -> int:
             when_ready=when_ready,
         )
         try:
-            return asyncio.run(supervisor.run())
+            return asyncio.run(supervise(supervisor))
         except LaunchFailed as failure:
             print(f"trivet: {failure.message}", file=sys.stderr, flush=True)
             return failure.exit_code

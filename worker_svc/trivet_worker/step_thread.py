@@ -60,6 +60,10 @@ class StepThread:
         self._is_stopped = True
         self._work.put(None)
 
+    def join(self) -> None:
+        """Wait, without the event loop, until the thread has ended; it must have been stopped."""
+        self._thread.join()
+
     def _hand_over(self, callback: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop is closed: the process leaves, nobody waits
             self._loop.call_soon_threadsafe(callback)

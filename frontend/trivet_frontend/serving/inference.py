@@ -57,7 +57,7 @@ class Inference:
         """`request_timeout`: seconds that any request may take; 0: as long as its caller waits."""
         self._engine = engine
         self._clock = clock
-        self._max_requests = max_requests
+        self.max_requests = max_requests
         self._request_timeout = request_timeout
         self._inside = 0
         self._served: tuple[ServedModel, FrontendMetrics] | None = None
@@ -179,7 +179,7 @@ class Inference:
         check_options(options, vocab_size=model.description.vocab_size, max_logprobs=model.description.max_logprobs)
         if not self._engine.ready:
             raise TrivetError(ErrorKind.UNAVAILABLE, "no worker is ready to serve the model", retryable=True, retry_after_ms=RETRY_AFTER_MS)
-        if self._inside >= self._max_requests:
+        if self._inside >= self.max_requests:
             raise TrivetError(
                 ErrorKind.OVERLOADED,
                 f"{self._inside} requests are being served here, which is the limit",

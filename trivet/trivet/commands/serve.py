@@ -40,7 +40,12 @@ def run(argv: Sequence[str]) -> int:
                 when_ready=lambda: greet(plan),
             )
             try:
-                return asyncio.run(supervisor.run())
+                return asyncio.run(_supervise(supervisor))
             except LaunchFailed as failure:
                 print(f"trivet: {failure.message}", file=sys.stderr, flush=True)
                 return failure.exit_code
+
+
+async def _supervise(supervisor: Supervisor) -> int:
+    supervisor.obey_signals()
+    return await supervisor.run()

@@ -35,6 +35,18 @@ class Gateway:
 
 
 @dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """The scheduler and its workers, in the order of starting, and where a frontend reaches them.
+
+    `one_more_worker` is the command that a person adds a worker with.
+    """
+
+    processes: tuple[ProcessPlan, ...]
+    scheduler_address: str
+    one_more_worker: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """`processes` in the order of starting; stopping goes the other way, so that the frontend drains first.
 

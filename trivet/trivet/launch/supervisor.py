@@ -1,8 +1,9 @@
 """The life of a launch: start all, wait until each is healthy, keep them running, stop them in order.
 
 Owns the child processes. Before all are ready, a child that exits ends the launch, for a mistake is likelier than an accident; afterwards
-it is restarted as the policy allows, or left dead while the others go on where restarts are off. SIGINT, SIGTERM and SIGHUP drain: the
-frontend first, since its requests need the others; a second signal kills. Whatever happens here, no child outlives `run`.
+it is restarted as the policy allows, or left dead while the others go on where restarts are off. A stop drains: the frontend first, since
+its requests need the others; where signals are obeyed, SIGINT, SIGTERM and SIGHUP stop, and a second one kills. Whatever happens here, no
+child outlives `run`.
 """
 
 import asyncio
@@ -66,8 +67,7 @@ class Supervisor:
         self._second_signal = 0
 
     async def run(self) -> int:
-        """Returns the exit code. Raises `LaunchFailed` after all children are gone."""
-        self._handle_signals()
+        """Until told to stop. Returns the exit code. Raises `LaunchFailed` after all children are gone."""
         work = asyncio.create_task(self._serve(), name="serving")
         stop = asyncio.create_task(self._stop.wait(), name="stop asked")
         try:
@@ -150,12 +150,17 @@ class Supervisor:
 
     # ---- stopping ----
 
-    def _handle_signals(self) -> None:
+    def obey_signals(self) -> None:
+        """For a launcher that is a process of its own: from now on signals stop it."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup: the terminal may go
             loop.add_signal_handler(number, self._on_signal, number)
+
+    def stop(self) -> None:
+        """Let running requests finish, and end all."""
+        self._stop.set()
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -163,7 +168,7 @@ class Supervisor:
             self._hurry.set()
             return
         logger.info("%s: stopping; running requests may finish, a second signal stops at once", signal.Signals(number).name)
-        self._stop.set()
+        self.stop()
 
     async def _drain(self) -> None:
         """Last started first: each has gone before the next is asked, so that running requests find what they need."""
