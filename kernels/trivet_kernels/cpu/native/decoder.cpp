@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "linear.h"
 #include "rows.h"
 #include "vector.h"
 
@@ -36,8 +37,9 @@ struct Decoder::State {
   PackedWeight head;
   AlignedBuffer embedding;  // empty while the head serves as one
 
-  AlignedBuffer hidden, normed, qkv, query, attended, inner, sampled;
-  Activations to_qkv, to_output, to_mlp, to_down, to_head;
+  AlignedBuffer hidden, qkv, query, attended, inner;
+  Input to_qkv, to_output, to_mlp, to_down, to_head;
+  std::vector<Desk> desks;             // one per member
   std::vector<AlignedBuffer> scratch;  // one per member
   std::vector<Task> tasks;
   const DecoderStep* step = nullptr;
@@ -61,19 +63,19 @@ struct Decoder::State {
       layer.mlp_norm.resize(shape.hidden);
     }
     hidden = AlignedBuffer(rows * shape.hidden * 4);
-    normed = AlignedBuffer(rows * shape.hidden * 4);
     qkv = AlignedBuffer(rows * (query_size + 2 * kv_size) * 4);
     query = AlignedBuffer(rows * query_size * 4);
     attended = AlignedBuffer(rows * query_size * 4);
     const int64_t mlp_rows = std::min(rows, MLP_ROWS);
-    inner = AlignedBuffer(mlp_rows * 2 * shape.inner * 4);
-    to_qkv = Activations(shape.format, rows, shape.hidden);
-    to_output = Activations(shape.format, rows, query_size);
-    to_mlp = Activations(shape.format, mlp_rows, shape.hidden);
-    to_down = Activations(shape.format, mlp_rows, shape.inner);
-    to_head = Activations(shape.head_format, rows, shape.hidden);
+    inner = AlignedBuffer(mlp_rows * shape.inner * 4);
+    to_qkv = Input(shape.format, rows, shape.hidden, threads);
+    to_output = Input(shape.format, rows, query_size, threads);
+    to_mlp = Input(shape.format, mlp_rows, shape.hidden, threads);
+    to_down = Input(shape.format, mlp_rows, shape.inner, threads);
+    to_head = Input(shape.head_format, rows, shape.hidden, threads);
     for (int member = 0; member < threads; ++member) {
       scratch.emplace_back(attention_scratch_bytes(shape.head_size));
+      desks.push_back({AlignedBuffer(shape.hidden * 4), AlignedBuffer(result_bytes())});
     }
   }
 
@@ -94,10 +96,21 @@ struct Decoder::State {
     }
   }
 
+  // Of the largest item of any product.
+  int64_t result_bytes() {
+    const int members = team.size();
+    int64_t most = MLP_ROWS * 2 * panel_columns;
+    for (const PackedWeight* weight : {&layers[0].qkv, &layers[0].output, &layers[0].down, &head}) {
+      const int64_t panels = Shares(weight->panels, least_panels(*weight, RACED_ROWS), members).most();
+      most = std::max(most, RACED_ROWS * panels * panel_columns);
+    }
+    const PackedWeight& gate = layers[0].gate_and_up;
+    return 4 * std::max(most, RACED_ROWS * 2 * Shares(gate.panels / 2, least_panels(gate, RACED_ROWS), members).most() *
+                                  panel_columns);
+  }
+
   void embed(Member& member) {
-    int64_t begin, end;
-    member.share(step->tokens, begin, end);
-    for (int64_t token = begin; token < end; ++token) {
+    member.each(step->tokens, [&](int64_t token) {
       float* to = row(hidden, token, shape.hidden);
       const int64_t id = step->token_ids[token];
       if (embedding.bytes() == 0) {
@@ -108,53 +121,24 @@ struct Decoder::State {
         const Bfloat16* from = embedding.as<Bfloat16>() + id * shape.hidden;
         std::transform(from, from + shape.hidden, to, [](Bfloat16 value) { return to_float(value); });
       }
-    }
+    });
   }
 
-  // Norm of rows [begin, begin + count) of the residual stream, into the rows of `into` from 0 on.
-  void norm_rows(Member& member, const std::vector<float>& weight, Activations& into, int64_t begin, int64_t count) {
-    int64_t first, last;
-    member.share(count, first, last);
-    for (int64_t index = first; index < last; ++index) {
-      float* out = row(normed, index, shape.hidden);
-      kernels.rms_norm(row(hidden, begin + index, shape.hidden), weight.data(), shape.epsilon, shape.hidden, out);
-    }
-    prepare(into, normed.as<float>(), shape.hidden, first, last);
-    member.meet();
-  }
-
-  void multiply(Member& member, const PackedWeight& weight, const std::vector<float>& bias, const Activations& x,
-                int64_t rows, float* out, int64_t stride, Output output) {
-    int64_t first, last;
-    member.share(weight.panels, first, last);
-    multiply_panels(weight, bias, x, rows, first, last, out, stride, output);
-    member.meet();
-  }
-
-  void multiply_panels(const PackedWeight& weight, const std::vector<float>& bias, const Activations& x, int64_t rows,
-                       int64_t first, int64_t last, float* out, int64_t stride, Output output) {
-    if (first == last) {
-      return;
-    }
-    matmul(weight, x, {0, rows, first, last}, out, stride, output);
-    if (!bias.empty()) {
-      const int64_t end = std::min(last * panel_columns, weight.n);
-      for (int64_t index = 0; index < rows; ++index) {
-        for (int64_t column = first * panel_columns; column < end; ++column) {
-          out[index * stride + column] += bias[column];
-        }
-      }
-    }
+  // Norm of a row of the residual stream, as the input of a product.
+  void norm_row(Member& member, const std::vector<float>& weight, int64_t from, Activations& into, int64_t to) {
+    float* out = desks[member.index()].row.as<float>();
+    kernels.rms_norm(row(hidden, from, shape.hidden), weight.data(), shape.epsilon, shape.hidden, out);
+    prepare(into, out - to * shape.hidden, shape.hidden, to, to + 1);
   }
 
   void attention(Member& member, Layer& layer, void* cache) {
     const int64_t size = shape.head_size, query_size = shape.heads * size, kv_size = shape.kv_heads * size;
     const int64_t width = query_size + 2 * kv_size, cell = shape.cache == CacheType::float32 ? 4 : 2;
-    norm_rows(member, layer.attention_norm, to_qkv, 0, step->tokens);
-    multiply(member, layer.qkv, layer.qkv_bias, to_qkv, step->tokens, qkv.as<float>(), width, Output::store);
-    int64_t begin, end;
-    member.share(step->tokens, begin, end);
-    for (int64_t token = begin; token < end; ++token) {
+    auto normed = [&](Activations& into, int64_t token) { norm_row(member, layer.attention_norm, token, into, token); };
+    prepare_shared(member, to_qkv, step->tokens, normed);
+    multiply(member, layer.qkv, layer.qkv_bias, to_qkv, step->tokens, qkv.as<float>(), width, Output::store,
+             desks[member.index()], normed);
+    member.each(step->tokens, [&](int64_t token) {
       float* from = row(qkv, token, width);
       const float* cosines = step->cosines + step->positions[token] * size / 2;
       const float* sines = step->sines + step->positions[token] * size / 2;
@@ -168,17 +152,15 @@ struct Decoder::State {
         kernels.write_cache(shape.cache, key, key + kv_size, size, slot / step->block_size, slot % step->block_size,
                             step->block_size, shape.kv_heads, head, cache);
       }
-    }
-    member.meet();
-    const int64_t count = (int64_t)tasks.size();
-    for (int64_t index = member.next(count); index >= 0; index = member.next(count)) {
-      run_task(tasks[index], cache, scratch[member.index()].as<char>());
-    }
-    member.meet();
-    prepare(to_output, attended.as<float>(), query_size, begin, end);
-    member.meet();
+    });
+    member.each((int64_t)tasks.size(),
+                [&](int64_t index) { run_task(tasks[index], cache, scratch[member.index()].as<char>()); });
+    auto result = [&](Activations& into, int64_t token) {
+      prepare(into, attended.as<float>(), query_size, token, token + 1);
+    };
+    prepare_shared(member, to_output, step->tokens, result);
     multiply(member, layer.output, layer.output_bias, to_output, step->tokens, hidden.as<float>(), shape.hidden,
-             Output::add);
+             Output::add, desks[member.index()], result);
   }
 
   void run_task(const Task& task, const void* cache, void* memory) {
@@ -204,50 +186,86 @@ struct Decoder::State {
   }
 
   void mlp(Member& member, Layer& layer) {
+    Desk& desk = desks[member.index()];
     for (int64_t begin = 0; begin < step->tokens; begin += MLP_ROWS) {
-      const int64_t rows = std::min(MLP_ROWS, step->tokens - begin), width = 2 * shape.inner;
-      norm_rows(member, layer.mlp_norm, to_mlp, begin, rows);
-      // A member makes the same columns of gate and up, so the activation needs nobody else's.
-      const int64_t half = shape.inner / panel_columns;
-      int64_t first, last;
-      member.share(half, first, last);
-      multiply_panels(layer.gate_and_up, layer.gate_and_up_bias, to_mlp, rows, first, last, inner.as<float>(), width,
-                      Output::store);
-      multiply_panels(layer.gate_and_up, layer.gate_and_up_bias, to_mlp, rows, half + first, half + last,
-                      inner.as<float>(), width, Output::store);
-      const int64_t from = first * panel_columns, to = last * panel_columns;
-      for (int64_t index = 0; index < rows; ++index) {
-        float* gate = row(inner, index, width);
-        kernels.silu_and_multiply(gate + from, gate + shape.inner + from, to - from);
-      }
-      member.meet();
-      member.share(rows, first, last);
-      prepare(to_down, inner.as<float>(), width, first, last);
-      member.meet();
+      const int64_t rows = std::min(MLP_ROWS, step->tokens - begin);
+      auto normed = [&](Activations& into, int64_t index) {
+        norm_row(member, layer.mlp_norm, begin + index, into, index);
+      };
+      prepare_shared(member, to_mlp, rows, normed);
+      gate(member, layer, rows, normed);
+      auto gated = [&](Activations& into, int64_t index) {
+        prepare(into, inner.as<float>(), shape.inner, index, index + 1);
+      };
+      prepare_shared(member, to_down, rows, gated);
       multiply(member, layer.down, layer.down_bias, to_down, rows, row(hidden, begin, shape.hidden), shape.hidden,
-               Output::add);
+               Output::add, desk, gated);
     }
   }
 
-  void finish(Member& member) {
-    int64_t first, last;
-    if (step->normed != nullptr) {
-      member.share(step->tokens, first, last);
-      for (int64_t index = first; index < last; ++index) {
-        kernels.rms_norm(row(hidden, index, shape.hidden), final_norm.data(), shape.epsilon, shape.hidden,
-                         step->normed + index * shape.hidden);
+  // inner = silu(gate) * up. An item makes the same columns of both, and hands them on while they are in its caches.
+  template <typename PrepareRow>
+  void gate(Member& member, Layer& layer, int64_t rows, PrepareRow prepare_row) {
+    const PackedWeight& weight = layer.gate_and_up;
+    const std::vector<float>& bias = layer.gate_and_up_bias;
+    const int64_t half = shape.inner / panel_columns;
+    const Shares shares(half, least_panels(weight, rows), member.size());
+    Prepared<PrepareRow> prepared(member, to_mlp, rows, prepare_row);
+    float* results = desks[member.index()].results.as<float>();
+    auto compute = [&](int64_t first, int64_t last) {
+      const int64_t width = (last - first) * panel_columns, begin = first * panel_columns;
+      float* up = results + width;
+      matmul(weight, prepared.get(), {0, rows, first, last}, results - begin, 2 * width, Output::store);
+      matmul(weight, prepared.get(), {0, rows, half + first, half + last}, up - shape.inner - begin, 2 * width,
+             Output::store);
+      for (int64_t index = 0; index < rows; ++index) {
+        float* gate = results + index * 2 * width;
+        for (int64_t column = 0; !bias.empty() && column < width; ++column) {
+          gate[column] += bias[begin + column];
+          gate[width + column] += bias[shape.inner + begin + column];
+        }
+        kernels.silu_and_multiply(gate, gate + width, width);
       }
+    };
+    auto publish = [&](int64_t first, int64_t last) {
+      const int64_t width = (last - first) * panel_columns;
+      for (int64_t index = 0; index < rows; ++index) {
+        std::memcpy(row(inner, index, shape.inner) + first * panel_columns, results + index * 2 * width, width * 4);
+      }
+    };
+    if (rows <= RACED_ROWS) {
+      member.race(
+          shares.count, [&](int64_t item) { compute(shares.first(item), shares.first(item + 1)); },
+          [&](int64_t item) { publish(shares.first(item), shares.first(item + 1)); });
+      return;
     }
-    member.share(step->sampled, first, last);
-    for (int64_t index = first; index < last; ++index) {
-      kernels.rms_norm(row(hidden, step->sampled_rows[index], shape.hidden), final_norm.data(), shape.epsilon,
-                       shape.hidden, row(normed, index, shape.hidden));
+    member.each(shares.count, [&](int64_t item) {
+      for (int64_t panel = shares.first(item); panel < shares.first(item + 1); ++panel) {
+        compute(panel, panel + 1);
+        publish(panel, panel + 1);
+      }
+    });
+  }
+
+  void finish(Member& member) {
+    if (step->normed != nullptr) {
+      member.each(step->tokens, [&](int64_t token) {
+        kernels.rms_norm(row(hidden, token, shape.hidden), final_norm.data(), shape.epsilon, shape.hidden,
+                         step->normed + token * shape.hidden);
+      });
     }
-    prepare(to_head, normed.as<float>(), shape.hidden, first, last);
-    member.meet();
-    if (step->sampled > 0) {
-      multiply(member, head, {}, to_head, step->sampled, step->logits, shape.vocab, Output::store);
+    score(member, step->sampled, step->logits, [&](Activations& into, int64_t index) {
+      norm_row(member, final_norm, step->sampled_rows[index], into, index);
+    });
+  }
+
+  template <typename PrepareRow>
+  void score(Member& member, int64_t rows, float* logits, PrepareRow prepare_row) {
+    if (rows == 0) {
+      return;
     }
+    prepare_shared(member, to_head, rows, prepare_row);
+    multiply(member, head, {}, to_head, rows, logits, shape.vocab, Output::store, desks[member.index()], prepare_row);
   }
 
   // Asked for apart from a step: of states that were handed out.
@@ -255,17 +273,13 @@ struct Decoder::State {
   int64_t given_rows = 0;
   float* wanted = nullptr;
 
-  void score(Member& member) {
-    int64_t first, last;
-    member.share(given_rows, first, last);
-    prepare(to_head, given, shape.hidden, first, last);
-    member.meet();
-    multiply(member, head, {}, to_head, given_rows, wanted, shape.vocab, Output::store);
+  void score_given(Member& member) {
+    score(member, given_rows, wanted,
+          [&](Activations& into, int64_t index) { prepare(into, given, shape.hidden, index, index + 1); });
   }
 
   void live(Member& member) {
     embed(member);
-    member.meet();
     for (int64_t index = 0; index < shape.layers; ++index) {
       if (step->caches != nullptr) {
         attention(member, layers[index], step->caches[index]);
@@ -331,7 +345,7 @@ void Decoder::logits(const float* normed, int64_t rows, float* logits) {
   state_->given = normed;
   state_->given_rows = rows;
   state_->wanted = logits;
-  state_->team.run([](void* state, Member& member) { static_cast<State*>(state)->score(member); }, state_.get());
+  state_->team.run([](void* state, Member& member) { static_cast<State*>(state)->score_given(member); }, state_.get());
 }
 
 }  // namespace trivet
