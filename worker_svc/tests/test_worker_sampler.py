@@ -5,30 +5,41 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trivet_kernels.cpu.sampling import SamplingRows
 from trivet_proto.packing import pack_f32, pack_i32
 from trivet_proto.v1 import types_pb2
 from trivet_worker.sampling.logprobs import FLOOR
 from trivet_worker.sampling.noise import gumbel, row_keys
 from trivet_worker.sampling.params import SamplingColumns
-from trivet_worker.sampling.sampler import FLAG_ALL_MASKED, FLAG_NON_FINITE, Sampled, prompt_logprobs, sample
+from trivet_worker.sampling.plain import FLAG_ALL_MASKED, FLAG_NON_FINITE, PlainSampler
+from trivet_worker.sampling.processors import ActiveProcessors
+from trivet_worker.sampling.sampler import Sampled, Sampler, choose_operators
 
 VOCABULARY = 1200  # more than the sampler looks at first
 EOS = 2
 
 
 def draw(logits, rows, *, output=(), prompt=(5, 6), position=None) -> Sampled:
-    """Sample rows of `logits`, each with its parameters and seed. All rows share the ids so far."""
-    logits = torch.as_tensor(np.array(logits), dtype=torch.float32).clone()
-    capacity = len(rows)
-    columns = SamplingColumns(capacity, logits.shape[1])
+    """Sample rows of `logits`, each (seed, parameters); all share the ids so far. Natively and written out, which must agree."""
+    logits = torch.as_tensor(np.array(logits), dtype=torch.float32)
+    columns = SamplingColumns(len(rows), logits.shape[1])
     ids = np.array([*prompt, *output], dtype=np.int32)
     for slot, (seed, params) in enumerate(rows):
         sampling = types_pb2.SamplingParams(**params)
-        columns.put(slot, sampling, seed, columns.extras_of(sampling, ids, len(prompt), pack_i32([EOS])))
-    table = np.zeros((capacity, 64), dtype=np.int32)
+        columns.put(slot, sampling, seed, columns.extras_of(sampling, pack_i32([EOS])))
+    table = np.zeros((len(rows), 64), dtype=np.int32)
     table[:, : len(ids)] = ids
-    lengths = np.full(capacity, len(ids) if position is None else position)
-    return sample(logits, columns, np.arange(capacity), lengths, np.full(capacity, len(prompt)), table)
+    lengths = np.full(len(rows), len(ids) if position is None else position)
+    step = SamplingRows(np.arange(len(rows)), lengths, np.full(len(rows), len(prompt)), table)
+    both = [choose_operators(columns, logits.shape[1], 2), PlainSampler(columns.constraints.get)]
+    got, written_out = [Sampler(columns, operators, ActiveProcessors((), 1)).sample(logits.clone(), step) for operators in both]
+    assert (got.flags == written_out.flags).all()
+    assert (got.tokens == written_out.tokens).all()
+    if got.logprobs is not None:
+        assert (got.logprobs.token_ids == written_out.logprobs.token_ids).all()
+        assert (got.logprobs.ranks == written_out.logprobs.ranks).all()
+        np.testing.assert_allclose(got.logprobs.values, written_out.logprobs.values, rtol=1e-6, atol=1e-6)
+    return got
 
 
 def random_logits(rows: int, seed: int = 0, spread: float = 3.0):
@@ -181,8 +192,59 @@ def test_processed_logprobs_show_masks_with_the_floor() -> None:
     assert np.isfinite(logprobs.values).all()
 
 
-def test_prompt_logprobs_are_those_of_the_targets() -> None:
-    logits = torch.tensor(random_logits(4))
-    got = prompt_logprobs(logits, [1, 2, 3, 4], 0)
-    wanted = torch.log_softmax(logits, dim=1)[torch.arange(4), torch.tensor([1, 2, 3, 4])]
-    np.testing.assert_allclose(got.values, wanted.numpy(), atol=1e-6)
+@pytest.mark.parametrize("mode", [types_pb2.LOGPROBS_MODE_RAW_LOGPROBS, types_pb2.LOGPROBS_MODE_PROCESSED_LOGITS])
+def test_prompt_logprobs_are_those_of_the_targets(mode) -> None:
+    logits = torch.tensor(random_logits(5))
+    columns = SamplingColumns(1, VOCABULARY)
+    columns.logprobs_mode[0] = mode
+    wanted = torch.log_softmax(logits, dim=1) if mode == types_pb2.LOGPROBS_MODE_RAW_LOGPROBS else logits
+    for operators in (choose_operators(columns, VOCABULARY, 2), PlainSampler(columns.constraints.get)):
+        sampler = Sampler(columns, operators, ActiveProcessors((), 1))
+        got = sampler.prompt_logprobs(logits, np.array([1, 2, 3, 4, 5], dtype=np.int32), 0, 2)
+        assert got.counts.tolist() == [3] * 5
+        values, ids = got.values.reshape(5, 3), got.token_ids.reshape(5, 3)
+        np.testing.assert_allclose(values[:, 0], wanted[torch.arange(5), torch.arange(1, 6)].numpy(), atol=2e-6)
+        assert ids[:, 1:].tolist() == torch.topk(logits, 2, dim=1).indices.tolist()
+
+
+def processed_row(logits, params, **others) -> np.ndarray:
+    """All processed scores by id."""
+    logprobs = draw(logits[None], [(5, {**params, "all_logprobs": True})], **others).logprobs
+    assert logprobs is not None
+    assert logprobs.counts.tolist() == [VOCABULARY + 1]
+    row = np.empty(VOCABULARY, dtype=np.float32)
+    row[logprobs.token_ids[1:]] = logprobs.values[1:]
+    return row
+
+
+def test_processed_logprobs_are_taken_after_temperature_and_filters() -> None:
+    logits = random_logits(1)[0]
+    best = np.sort(logits)[::-1]
+    params = {"temperature": 0.5, "top_k": 3}
+    scores = processed_row(logits, {**params, "logprobs_mode": types_pb2.LOGPROBS_MODE_PROCESSED_LOGITS})
+    np.testing.assert_allclose(np.sort(scores)[::-1][:3], best[:3] / 0.5, rtol=1e-5)
+    assert (np.sort(scores)[::-1][3:] == FLOOR).all()
+    shares = np.exp(processed_row(logits, {**params, "logprobs_mode": types_pb2.LOGPROBS_MODE_PROCESSED_LOGPROBS}).astype(np.float64))
+    wanted = np.exp(best[:3] / 0.5 - best[0] / 0.5)
+    np.testing.assert_allclose(np.sort(shares)[::-1][:3], wanted / wanted.sum(), rtol=1e-5)
+    raw = processed_row(logits, {**params, "logprobs_mode": types_pb2.LOGPROBS_MODE_RAW_LOGITS})
+    assert (raw == logits).all()
+
+
+def test_a_greedy_row_is_neither_scaled_nor_filtered_in_processed_mode() -> None:
+    logits = random_logits(1)[0]
+    params = {"temperature": 0.0, "top_k": 3, "logprobs_mode": types_pb2.LOGPROBS_MODE_PROCESSED_LOGITS}
+    assert (processed_row(logits, params) == logits).all()
+
+
+def test_logprobs_of_chosen_ids_come_in_the_order_asked() -> None:
+    logits = random_logits(3)
+    chosen = {"logprob_token_ids": pack_i32([900, 3, 17]), "temperature": 0.0}
+    got = draw(logits, [(1, chosen), (2, {"temperature": 0.0}), (3, {**chosen, "logprob_token_ids": pack_i32([8])})])
+    assert got.logprob_rows.tolist() == [0, 2]
+    assert got.logprobs is not None
+    assert got.logprobs.counts.tolist() == [4, 2]
+    assert got.logprobs.token_ids.tolist() == [int(logits[0].argmax()), 900, 3, 17, int(logits[2].argmax()), 8]
+    wanted = torch.log_softmax(torch.tensor(logits), dim=1).numpy()
+    np.testing.assert_allclose(got.logprobs.values[1:4], wanted[0, [900, 3, 17]], atol=2e-6)
+    assert got.logprobs.ranks.tolist() == [1, 1]

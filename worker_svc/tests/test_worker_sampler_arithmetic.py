@@ -5,13 +5,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trivet_kernels.cpu.sampling import SamplingRows
 from trivet_proto.packing import pack_f32, pack_i32
 from trivet_proto.v1 import types_pb2
 from trivet_worker.sampling import noise
-from trivet_worker.sampling.logprobs import FLOOR, pick_logprobs
-from trivet_worker.sampling.noise import gumbel, row_keys
+from trivet_worker.sampling.logprobs import FLOOR
+from trivet_worker.sampling.noise import gumbel, natural_log, row_keys
 from trivet_worker.sampling.params import SamplingColumns
-from trivet_worker.sampling.sampler import FLAG_NON_FINITE, Sampled, _narrow, sample
+from trivet_worker.sampling.plain import FLAG_NON_FINITE, PlainSampler
+from trivet_worker.sampling.processors import ActiveProcessors
+from trivet_worker.sampling.sampler import Sampled, Sampler, choose_operators
 
 VOCABULARY = 40
 EOS = 2
@@ -19,16 +22,26 @@ CHI_SQUARE_999 = {15: 37.7, 255: 330.5}  # degrees of freedom → value passed o
 
 
 def draw(logits, rows, *, output=(), prompt=(5, 6)) -> Sampled:
-    """Sample rows of `logits`, each (seed, parameters); all share the ids so far."""
-    logits = torch.as_tensor(np.array(logits), dtype=torch.float32).clone()
+    """Sample rows of `logits`, each (seed, parameters); all share the ids so far. Natively and written out, which must agree."""
+    logits = torch.as_tensor(np.array(logits), dtype=torch.float32)
     columns = SamplingColumns(len(rows), logits.shape[1])
     ids = np.array([*prompt, *output], dtype=np.int32)
     for slot, (seed, params) in enumerate(rows):
         sampling = types_pb2.SamplingParams(**params)
-        columns.put(slot, sampling, seed, columns.extras_of(sampling, ids, len(prompt), pack_i32([EOS])))
-    table = np.tile(ids, (len(rows), 1))
+        columns.put(slot, sampling, seed, columns.extras_of(sampling, pack_i32([EOS])))
+    table = np.zeros((len(rows), 64), dtype=np.int32)
+    table[:, : len(ids)] = ids
     lengths = np.full(len(rows), len(ids))
-    return sample(logits, columns, np.arange(len(rows)), lengths, np.full(len(rows), len(prompt)), table)
+    step = SamplingRows(np.arange(len(rows)), lengths, np.full(len(rows), len(prompt)), table)
+    both = [choose_operators(columns, logits.shape[1], 2), PlainSampler(columns.constraints.get)]
+    got, written_out = [Sampler(columns, operators, ActiveProcessors((), 1)).sample(logits.clone(), step) for operators in both]
+    assert (got.flags == written_out.flags).all()
+    assert (got.tokens == written_out.tokens).all()
+    if got.logprobs is not None:
+        assert (got.logprobs.token_ids == written_out.logprobs.token_ids).all()
+        assert (got.logprobs.ranks == written_out.logprobs.ranks).all()
+        np.testing.assert_allclose(got.logprobs.values, written_out.logprobs.values, rtol=1e-6, atol=1e-6)
+    return got
 
 
 def processed(logits, params, **ids) -> np.ndarray:
@@ -100,14 +113,10 @@ def test_top_k_and_top_p_leave_exactly_the_written_out_set_ties_included(seed, s
     shares /= shares.sum()
     before = np.cumsum(shares) - shares
     wanted = [int(order[0]), *(int(token) for token, share in zip(order[1:], before[1:], strict=True) if share < top_p)]
-    width = min(512, size)
-    scores, count = torch.tensor(row - row.max(), dtype=torch.float32)[None], np.array([0 if top_k >= size else top_k])
-    while True:
-        kept, ids, whole = _narrow(scores, count, np.array([top_p]), width)
-        if whole[0]:
-            break
-        width = min(width * 8, size)
-    got = ids[0][torch.isfinite(kept[0]).numpy()].tolist()
+    everything = {"all_logprobs": True, "logprobs_mode": types_pb2.LOGPROBS_MODE_PROCESSED_LOGPROBS}
+    logprobs = draw(row[None], [(1, {"top_k": top_k, "top_p": top_p, **everything})]).logprobs
+    assert logprobs is not None
+    got = logprobs.token_ids[1:][logprobs.values[1:] > FLOOR].tolist()
     # Sums of float64 in another order may place the edge one token apart.
     edge = int(np.searchsorted(before, top_p))
     assert got == wanted or (abs(before[min(edge, len(before) - 1)] - top_p) < 1e-6 and abs(len(got) - len(wanted)) <= 1)
@@ -161,9 +170,24 @@ def test_a_models_own_masks_are_no_fault() -> None:
 
 
 def test_logprobs_of_broken_scores_are_the_floor_never_nan() -> None:
-    scores = torch.tensor([[float("nan"), 0.0, float("-inf")]])
-    got = pick_logprobs(scores, torch.tensor([0]), np.array([0], dtype=np.int32))
-    assert got.values.tolist() == [FLOOR]
+    logits = np.array([[np.nan, 0.0, -np.inf] + [1.0] * 200], dtype=np.float32)
+    logprobs = draw(logits, [(1, {"logprobs": 0})]).logprobs
+    assert logprobs is not None
+    assert logprobs.values.tolist() == [FLOOR]
+
+
+def test_the_native_noise_has_the_bits_of_the_written_out_one() -> None:
+    """Flat logits leave the choice to the noise alone: over many seeds and sizes the winners are those of the definition."""
+    for size in (8, 15, 64, 3001):
+        seeds = np.arange(40, dtype=np.uint64) * 977
+        got = draw(np.zeros((40, size), dtype=np.float32), [(int(seed), {}) for seed in seeds]).tokens
+        keys = row_keys(seeds, np.full(40, 2))
+        assert got.tolist() == gumbel(keys[:, None], np.arange(size)[None]).argmax(axis=1).tolist()
+
+
+def test_the_logarithm_is_right_to_the_last_place() -> None:
+    values = np.concatenate([np.random.default_rng(2).random(20000), [2.0**-53, 1 - 2.0**-53, 0.5, 36.7]])
+    np.testing.assert_array_max_ulp(natural_log(values), np.log(values), maxulp=2)
 
 
 @pytest.mark.parametrize("vary", ["seeds", "positions"])

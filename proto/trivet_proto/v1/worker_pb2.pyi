@@ -62,6 +62,8 @@ class _RowFlagEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowFlag.Value
     """logits held NaN, or no token had a finite one: that request ends"""
     ROW_FLAG_ALL_MASKED: _RowFlag.ValueType  # 2
     """the masks left no token"""
+    ROW_FLAG_PROCESSOR_FAILED: _RowFlag.ValueType  # 4
+    """a custom logits processor refused the request or failed on it"""
 
 class RowFlag(_RowFlag, metaclass=_RowFlagEnumTypeWrapper): ...
 
@@ -70,6 +72,8 @@ ROW_FLAG_NON_FINITE: RowFlag.ValueType  # 1
 """logits held NaN, or no token had a finite one: that request ends"""
 ROW_FLAG_ALL_MASKED: RowFlag.ValueType  # 2
 """the masks left no token"""
+ROW_FLAG_PROCESSOR_FAILED: RowFlag.ValueType  # 4
+"""a custom logits processor refused the request or failed on it"""
 Global___RowFlag: _TypeAlias = RowFlag  # noqa: Y015
 
 class _TransferStatus:

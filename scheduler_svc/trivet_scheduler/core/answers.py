@@ -15,7 +15,7 @@ from trivet_scheduler.plan import Delta, Flight, StepOutcome, StepStatus, cut_lo
 from trivet_scheduler.replica import Replica
 from trivet_scheduler.request import Request, Status, end_after
 
-FLAG_NON_FINITE, FLAG_ALL_MASKED = 1, 2
+FLAG_NON_FINITE, FLAG_ALL_MASKED, FLAG_PROCESSOR_FAILED = 1, 2, 4
 MOST_FAILURES = 4  # failed steps in a row after which a request is given up
 
 
@@ -202,6 +202,8 @@ def _broken(flags: int) -> TrivetError:
     """Why a row has no token."""
     if flags & FLAG_NON_FINITE:
         return TrivetError(ErrorKind.NON_FINITE, "the model's logits for this request were not finite")
+    if flags & FLAG_PROCESSOR_FAILED:
+        return TrivetError(ErrorKind.INTERNAL, "a logits processor of the worker failed on this request; the worker's log has the details")
     return invalid("logit_bias, allowed_token_ids, bad_words and min_tokens together leave no token that could be sampled")
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trivet_proto.v1 import worker_pb2
 
 from trivet_worker.sampling.params import Extras, SamplingColumns
+from trivet_worker.sampling.processors import ActiveProcessors
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class NewWork:
 class PersistentBatch:
     """Room for `capacity` requests of at most `max_model_len` tokens. One column more than that takes the last sampled token."""
 
-    def __init__(self, *, capacity: int, max_model_len: int, block_size: int, vocab_size: int) -> None:
+    def __init__(self, *, capacity: int, max_model_len: int, block_size: int, vocab_size: int, processors: ActiveProcessors) -> None:
         self.capacity = capacity
         self.block_size = block_size
         self.max_model_len = max_model_len
@@ -47,6 +48,7 @@ class PersistentBatch:
         self.prompt_logprobs_from = np.zeros(capacity, dtype=np.int64)
         self.sampling = SamplingColumns(capacity, vocab_size)
         self.stop_ids: dict[int, frozenset[int]] = {}  # by slot: what ends a request, as far as a worker knows
+        self._processors = processors
         self._slots: dict[int, int] = {}
         self._free = list(range(capacity - 1, -1, -1))
 
@@ -71,6 +73,7 @@ class PersistentBatch:
         slot = self._slots.pop(handle, None)
         if slot is not None:
             self.sampling.drop(slot)
+            self._processors.remove(slot)
             self.block_table[slot, : self.num_blocks[slot]] = 0
             self._free.append(slot)
 
@@ -92,6 +95,7 @@ class PersistentBatch:
         self.prompt_logprobs[slot] = sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else -1
         self.prompt_logprobs_from[slot] = max(1, request.prompt_logprobs_reported)
         self.sampling.put(slot, sampling, request.seed, work.extras)
+        self._processors.add(slot, request, ids)
         return slot
 
     def append_blocks(self, slot: int, blocks: NDArray[np.int32]) -> None:

@@ -10,13 +10,14 @@ After a failure every step is skipped until one says `resync`.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from trivet_kernels.api import Operators
+from trivet_kernels.cpu.sampling import SamplingRows
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.packing import pack_f32, pack_i32, pack_u8, pack_u32
 from trivet_proto.v1 import types_pb2, worker_pb2
@@ -29,7 +30,8 @@ from trivet_worker.runner.inputs import ModelInputs, Rows, build_inputs
 from trivet_worker.runner.limits import RunnerLimits
 from trivet_worker.runner.step_check import CheckedStep, check_step
 from trivet_worker.sampling.logprobs import TokenLogprobs
-from trivet_worker.sampling.sampler import Sampled, prompt_logprobs, sample
+from trivet_worker.sampling.processors import ActiveProcessors, LogitsProcessor
+from trivet_worker.sampling.sampler import Sampled, Sampler, choose_operators
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +65,14 @@ def no_news() -> bool:
 class ModelRunner:
     """Owns the model, the persistent batch and the KV caches. Not safe for threads: one thread runs steps."""
 
-    def __init__(self, model: Model, operators: Operators, limits: RunnerLimits, load: Callable[[], Model] | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        operators: Operators,
+        limits: RunnerLimits,
+        load: Callable[[], Model] | None = None,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
         """`load` brings the model back after a sleep that dropped its weights; without it such a sleep is refused."""
         self._resident: Model | None = model
         self._load = load
@@ -74,12 +83,16 @@ class ModelRunner:
         self._config: types_pb2.KvCacheConfig | None = None
         self._failed_step: int | None = None
         self._at_hand: StepAtHand | None = None
+        active = ActiveProcessors(processors, limits.max_num_seqs)
         self._batch = PersistentBatch(
             capacity=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
             block_size=limits.block_size,
             vocab_size=model.vocab_size,
+            processors=active,
         )
+        columns = self._batch.sampling
+        self._sampler = Sampler(columns, choose_operators(columns, model.vocab_size, torch.get_num_threads()), active)
 
     def warm_up(self, num_tokens: int = 16) -> None:
         """One forward without a cache: threads and buffers of the libraries come up now, not in the first request."""
@@ -237,7 +250,7 @@ class ModelRunner:
 
     def _sample(self, logits: torch.Tensor, slots: NDArray[np.int64]) -> Sampled:
         batch = self._batch
-        return sample(logits, batch.sampling, slots, batch.num_tokens[slots], batch.num_prompt[slots], batch.token_ids)
+        return self._sampler.sample(logits, SamplingRows(slots, batch.num_tokens[slots], batch.num_prompt[slots], batch.token_ids))
 
     def _feed_back(self, slots: NDArray[np.int64], sampled: Sampled) -> None:
         """The next step finds its tokens here without having been told. Last of all, so that a step that fails leaves nothing behind."""
@@ -246,9 +259,6 @@ class ModelRunner:
         slots, tokens = slots[good], sampled.tokens[good]
         batch.token_ids[slots, batch.num_tokens[slots]] = tokens
         batch.num_tokens[slots] += 1
-        if batch.sampling.extras:
-            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
-                batch.sampling.note_sampled(slot, token)
 
     def _report_prompts(self, rows: Rows, inputs: ModelInputs, hidden: torch.Tensor, result: worker_pb2.StepResult) -> None:
         """Logprobs of prompt tokens whose predecessor ran in this step and that were not reported before."""
@@ -261,7 +271,8 @@ class ModelRunner:
                 end = min(begin + PROMPT_LOGITS_ROWS, last + 1)
                 offset = int(inputs.starts[row]) - computed - 1
                 logits = self._model.logits(hidden[begin + offset : end + offset])
-                picked = prompt_logprobs(logits, batch.token_ids[slot, begin:end].tolist(), int(batch.prompt_logprobs[slot]))
+                targets = batch.token_ids[slot, begin:end]
+                picked = self._sampler.prompt_logprobs(logits, targets, slot, int(batch.prompt_logprobs[slot]))
                 result.prompt_logprobs.append(
                     worker_pb2.PromptLogprobChunk(handle=int(rows.handles[row]), first_position=begin, logprobs=_logprobs_message(picked))
                 )

@@ -127,7 +127,7 @@ def _checked_request(request: worker_pb2.NewRequest, batch: PersistentBatch, num
         raise _disagree(f"{who} has {len(blocks)} blocks in groups of {counts.tolist()}, this worker has one group")
     if not reach <= len(blocks) * batch.block_size or len(blocks) > batch.most_blocks:
         raise _disagree(f"{who} is to run to token {reach} with {len(blocks)} blocks of {batch.block_size}")
-    extras = batch.sampling.extras_of(request.sampling, ids, request.num_prompt_tokens, request.eos_token_ids)
+    extras = batch.sampling.extras_of(request.sampling, request.eos_token_ids)
     return NewWork(request, ids, blocks, extras, _stop_ids(request))
 
 

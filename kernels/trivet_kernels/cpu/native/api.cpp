@@ -4,6 +4,7 @@
 
 #include "decoder.h"
 #include "isa.h"
+#include "sampling.h"
 
 using namespace trivet;
 
@@ -75,6 +76,23 @@ void trivet_decoder_run(void* decoder, const DecoderStep* step) { static_cast<De
 
 void trivet_decoder_logits(void* decoder, const float* normed, int64_t rows, float* logits) {
   static_cast<Decoder*>(decoder)->logits(normed, rows, logits);
+}
+
+// Null when there is not enough memory.
+void* trivet_sampler_create(int64_t vocab, int32_t threads) {
+  try {
+    return new Sampler(vocab, threads);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+void trivet_sampler_destroy(void* sampler) { delete static_cast<Sampler*>(sampler); }
+
+void trivet_sampler_run(void* sampler, const SamplingBatch* batch) { static_cast<Sampler*>(sampler)->sample(*batch); }
+
+void trivet_sampler_pick(void* sampler, const LogprobRequest* request) {
+  static_cast<Sampler*>(sampler)->pick(*request);
 }
 
 // For tests: decoders made from here on use this level, such as "avx2". 0 when the processor does not have it.
