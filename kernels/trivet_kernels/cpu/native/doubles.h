@@ -5,6 +5,10 @@
 // exponential have the same bits on every machine, and the noise those of trivet_worker/sampling/noise.py.
 #pragma once
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
 
@@ -29,9 +33,19 @@ inline Doubles select(Longs condition, Doubles yes, Doubles no) {
 }
 
 inline bool any_of(Longs condition) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi64_mask((__m512i)condition, (__m512i)condition) != 0;
+#elif defined(__AVX2__)
+  typedef int64_t Half __attribute__((vector_size(32)));
+  Half halves[2];
+  std::memcpy(halves, &condition, sizeof condition);
+  const __m256i either = (__m256i)(halves[0] | halves[1]);
+  return !_mm256_testz_si256(either, either);
+#else
   int64_t all = 0;
   for (int lane = 0; lane < WIDTH; ++lane) all |= condition[lane];
   return all != 0;
+#endif
 }
 
 inline double sum_of(Doubles values) {
