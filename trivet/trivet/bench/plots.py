@@ -1,6 +1,6 @@
 """The plots, one for each command, of what its JSON file holds. Only this module knows matplotlib; it is loaded when a plot is wanted."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,32 @@ def draw_serve(content: dict[str, Any], file: Path) -> None:
     figure.savefig(file, format="png", dpi=120)
 
 
+def draw_limits(content: dict[str, Any], file: Path) -> None:
+    """Reads by where they come from, products by format, bounds by workload and format."""
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    reads, products, bounds = figure.subplots(1, 3)
+    _bars(reads, "reads, GB/s", [(each["level"], f"{each['threads']} threads", each["gb_per_s"]) for each in content["reads"]])
+    _bars(products, "products, Gop/s", [(each["format"], f"{each['threads']} threads", each["gops_per_s"]) for each in content["products"]])
+    _bars(bounds, "bounds, total tokens/s", [(each["workload"], each["format"], each["total_tokens_per_s"]) for each in content["bounds"]])
+    figure.savefig(file, format="png", dpi=120)
+
+
+def _bars(axes: Axes, title: str, values: Sequence[tuple[str, str, float]]) -> None:
+    """(group, series, height)."""
+    groups, series = list(dict.fromkeys(group for group, _, _ in values)), list(dict.fromkeys(name for _, name, _ in values))
+    width = 0.8 / len(series)
+    for place, name in enumerate(series):
+        found = [(groups.index(group), height) for group, owner, height in values if owner == name]
+        at = [index + width * (place - (len(series) - 1) / 2) for index, _ in found]
+        axes.bar(at, [height for _, height in found], width, label=name)
+    axes.set_xticks(range(len(groups)), groups)
+    _finish(axes, title)
+
+
 def _finish(axes: Axes, title: str) -> None:
     axes.set_title(title)
     axes.grid(axis="y", alpha=0.3)
     axes.legend(fontsize="small")
 
 
-PLOTS: Mapping[str, Draw] = {"serve": draw_serve}
+PLOTS: Mapping[str, Draw] = {"serve": draw_serve, "limits": draw_limits}

@@ -32,6 +32,7 @@ class Subcommand:
 
 SUBCOMMANDS: Mapping[str, Subcommand] = {
     "serve": Subcommand("any OpenAI-compatible server, or a `trivet serve` of its own, under the four workloads", "trivet.bench.serve"),
+    "limits": Subcommand("what this machine can do at most, and the bounds of the workloads that follow", "trivet.bench.limits"),
 }
 
 USAGE = """\
