@@ -207,6 +207,8 @@ def test_domain_rooms_import_no_grpc(package: str) -> None:
         ("trivet_frontend.__main__", {"torch", "transformers"}),
         ("trivet_scheduler.server", {"torch", "transformers", "tokenizers"}),
         ("trivet_scheduler.__main__", {"torch", "transformers", "tokenizers"}),
+        ("trivet", {"torch", "trivet_frontend"}),
+        ("trivet.llm", {"torch", "transformers"}),
         ("trivet_checkpoint", {"torch", "transformers"}),
         ("trivet_client", {"torch", "transformers", "tokenizers", "trivet_chassis"}),
     ],

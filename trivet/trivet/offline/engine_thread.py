@@ -93,7 +93,10 @@ class EngineThread:
         async with self._open_engine() as engine, OfflineFrontend(self._settings_at(engine.address), dial=engine.dial) as frontend:
             await _unless_dead(engine, frontend.until_ready())
             self._up.set_result(frontend.inference)
-            await asyncio.shield(engine.life)
+            try:
+                await asyncio.shield(engine.life)
+            except Exception as error:
+                self._give_up(error)  # at once: whoever stops us now must not hide it
 
     def _give_up(self, error: BaseException) -> None:
         """The start's fault if it has not come to its end, else that of every later call."""

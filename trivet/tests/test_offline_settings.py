@@ -1,0 +1,69 @@
+"""The keywords of `LLM`: which there are, what they become, and how a wrong one is refused before anything starts."""
+
+import inspect
+from pathlib import Path
+
+import msgspec
+import pytest
+from trivet.launch.ownership import FRONTEND, LAUNCHER_OWN, OWNERS
+from trivet.launch.settings import ServeSettings
+from trivet.offline.settings import frontend_settings, load_offline_settings, plan_in_process
+
+from trivet import LLM, TrivetError
+
+OF_SERVERS = {"served_model_name", "chat_template", "handover_timeout", "drain_timeout", "log_format", "step_timeout", "replica_timeout"}
+"""What matters to who serves others, and not to who waits for answers in the same program."""
+
+ADDRESSES = {name for name, owners in OWNERS.items() if owners == (FRONTEND,)} - {"generation_config"}
+
+
+def test_what_shapes_the_engine_is_a_keyword() -> None:
+    keywords = set(inspect.signature(LLM).parameters) - {"inprocess", "config", "progress"}
+    settings = {field.name for field in msgspec.structs.fields(ServeSettings)}
+    assert keywords <= settings
+    assert settings - keywords == (OF_SERVERS | ADDRESSES | LAUNCHER_OWN) - {"workers", "startup_timeout"}
+
+
+def test_keywords_reach_their_services() -> None:
+    settings = load_offline_settings(
+        {"model": Path("/a/model"), "dtype": "float32", "max_num_seqs": 5, "enable_prefix_caching": False, "generation_config": "neutral"},
+        {},
+    )
+    plan = plan_in_process(settings, {})
+    assert (plan.worker.model, plan.worker.dtype, plan.worker.max_num_seqs) == ("/a/model", "float32", 5)
+    assert plan.scheduler.enable_prefix_caching is False
+    assert frontend_settings(settings, {}, plan.address).generation_config == "neutral"
+
+
+def test_what_no_keyword_says_comes_from_variables_and_file(tmp_path: Path) -> None:
+    file = tmp_path / "trivet.toml"
+    file.write_text("[worker]\nblock_size = 32\n[scheduler]\nwatermark = 0.1\n")
+    environ = {"TRIVET_WORKER_SPIN": "7", "TRIVET_SERVE_DTYPE": "bfloat16"}
+    plan = plan_in_process(load_offline_settings({"config": file}, environ), environ)
+    assert (plan.worker.block_size, plan.worker.spin, plan.worker.dtype) == (32, 7, "bfloat16")
+    assert plan.scheduler.watermark == 0.1
+
+
+def test_a_debugger_may_hold_a_step_of_one_process() -> None:
+    assert plan_in_process(load_offline_settings({}, {}), {}).scheduler.step_timeout >= 3600
+
+
+@pytest.mark.parametrize("inprocess", [False, True])
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"dtype": "float31"}, "^dtype: 'float31' is not one of auto, float32, bfloat16$"),
+        ({"quantization": "q3"}, "^quantization: 'q3' is not one of none, "),
+        ({"max_num_seqs": 0}, "^max_num_seqs: 0 is below 1$"),
+        ({"kv_cache_memory": "much"}, "^kv_cache_memory: 'much' is not a size such as 512MiB or 2GiB"),
+        ({"config": "/no/such.toml"}, "^the configuration file /no/such.toml cannot be read"),
+    ],
+)
+def test_a_wrong_keyword_is_refused_by_its_name_with_what_is_right(inprocess: bool, keywords: dict[str, object], words: str) -> None:
+    with pytest.raises(TrivetError, match=words):
+        LLM(inprocess=inprocess, **keywords)  # type: ignore[arg-type]
+
+
+def test_one_process_has_one_worker() -> None:
+    with pytest.raises(TrivetError, match="workers: one process has one worker, not 2; leave inprocess out for more"):
+        LLM(inprocess=True, workers=2)
