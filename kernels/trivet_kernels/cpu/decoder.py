@@ -96,6 +96,7 @@ class NativeDecoder:
         reason = shape.reason_against()
         assert reason is None, reason
         self.shape = shape
+        self.shares_prefixes = True  # read once what sequences have in common; the bits are the same without
         self._library = native_library()
         native = Shape(
             layers=shape.layers,
@@ -179,6 +180,7 @@ class NativeDecoder:
             block_table=step.block_table.ctypes.data,
             table_stride=step.block_table.shape[1],
             block_size=block_size,
+            shares_prefixes=int(self.shares_prefixes),
             cosines=angles[0].data_ptr(),
             sines=angles[1].data_ptr(),
             caches=None if addresses is None else addresses.ctypes.data,

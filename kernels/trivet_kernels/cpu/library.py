@@ -6,6 +6,7 @@ Loaded once, when first asked for. Nothing here computes.
 import ctypes
 from functools import cache
 
+from trivet_kernels.cpu.attention_signatures import ATTENTION_SIGNATURES
 from trivet_kernels.cpu.build import LIBRARY
 from trivet_kernels.cpu.operator_signatures import OPERATOR_SIGNATURES
 
@@ -43,6 +44,7 @@ class Step(ctypes.Structure):
         ("block_table", ctypes.c_void_p),
         ("table_stride", ctypes.c_int64),
         ("block_size", ctypes.c_int64),
+        ("shares_prefixes", ctypes.c_int64),
         ("cosines", ctypes.c_void_p),
         ("sines", ctypes.c_void_p),
         ("caches", ctypes.c_void_p),
@@ -78,6 +80,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "trivet_time_meetings": (None, (ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)),
     "trivet_use_isa": (ctypes.c_int32, (ctypes.c_char_p,)),
     "trivet_isa": (ctypes.c_char_p, ()),
+    **ATTENTION_SIGNATURES,
     **OPERATOR_SIGNATURES,
 }
 

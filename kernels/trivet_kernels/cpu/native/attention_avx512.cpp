@@ -1,147 +1,158 @@
 // Paged attention on AVX-512: bfloat16 pairs where the processor multiplies them, and float32.
 #include <immintrin.h>
 
+#include <type_traits>
+
+#include "attention_power_avx512.h"
 #include "attention_task.h"
 
 namespace trivet {
 namespace {
 
-constexpr int ROWS_AT_ONCE = 8;  // times two vectors: sixteen sums in registers
+constexpr int64_t ROWS_AT_ONCE = 8;  // times two vectors: sixteen sums in registers
 
-struct Avx512Bfloat16Engine {
+// Calls `work` with a number of rows known when compiled, as few times as it takes.
+template <typename Work>
+inline void by_rows(int64_t rows, Work work) {
+  int64_t row = 0;
+  for (; row + ROWS_AT_ONCE <= rows; row += ROWS_AT_ONCE) {
+    work(row, std::integral_constant<int, ROWS_AT_ONCE>());
+  }
+  if (rows - row >= 4) {
+    work(row, std::integral_constant<int, 4>());
+    row += 4;
+  }
+  if (rows - row == 3) {
+    work(row, std::integral_constant<int, 3>());
+  } else if (rows - row == 2) {
+    work(row, std::integral_constant<int, 2>());
+  } else if (rows - row == 1) {
+    work(row, std::integral_constant<int, 1>());
+  }
+}
+
+#if defined(__AVX512BF16__)
+struct Bfloat16Pairs {
   using Cell = Bfloat16;
-  using Weight = Bfloat16;
+  using Right = __m512bh;
+  static constexpr int64_t DEPTH = 2;  // of one step
 
-  static void store_weights(Weight* to, Floats values) { store_bfloat16(to, values); }
-
-  static __m512bh pair_of(const Bfloat16* at) {
+  static Floats power(Floats x) { return power_for_bfloat16(x); }
+  static void store_weights(Cell* to, Floats values) { put_bfloat16(to, values); }
+  static void widen(const int8_t* cells, int64_t count, Cell* to) {
+    for (int64_t at = 0; at < count; at += 32) {
+      _mm512_storeu_si512(to + at, widened(cells + at));
+    }
+  }
+  static Right line(const Cell* at) { return (__m512bh)_mm512_loadu_si512(at); }
+  static __m512 add_product(__m512 sum, const Cell* left, Right right) {
     int32_t both;
-    std::memcpy(&both, at, sizeof both);
-    return (__m512bh)_mm512_set1_epi32(both);
+    std::memcpy(&both, left, sizeof both);
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(both), right);
   }
+};
+#endif
 
-  // out[r][0..32) = sum over pairs of left[r][2 pair, 2 pair + 1] · right, r < 8; right's vectors are `step` apart.
-  template <typename Right>
-  static void multiply(const Bfloat16* left, int64_t left_stride, int64_t pairs, Right right, float* out,
-                       int64_t out_stride) {
-    __m512 low[ROWS_AT_ONCE], high[ROWS_AT_ONCE];
-    for (int row = 0; row < ROWS_AT_ONCE; ++row) {
-      low[row] = high[row] = _mm512_setzero_ps();
-    }
-    for (int64_t pair = 0; pair < pairs; ++pair) {
-      __m512bh first, second;
-      right(pair, first, second);
-      for (int row = 0; row < ROWS_AT_ONCE; ++row) {
-        const __m512bh both = pair_of(left + row * left_stride + 2 * pair);
-        low[row] = _mm512_dpbf16_ps(low[row], both, first);
-        high[row] = _mm512_dpbf16_ps(high[row], both, second);
-      }
-    }
-    for (int row = 0; row < ROWS_AT_ONCE; ++row) {
-      _mm512_storeu_ps(out + row * out_stride, low[row]);
-      _mm512_storeu_ps(out + row * out_stride + 16, high[row]);
+struct SingleFloats {
+  using Cell = float;
+  using Right = __m512;
+  static constexpr int64_t DEPTH = 1;
+
+  static Floats power(Floats x) { return power_for_float32(x); }
+  static void store_weights(Cell* to, Floats values) { store(to, values); }
+  static void widen(const int8_t* cells, int64_t count, Cell* to) {
+    for (int64_t at = 0; at < count; at += 16) {
+      _mm512_storeu_ps(to + at,
+                       _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(cells + at)))));
     }
   }
-
-  void scores(const Cell* query, int64_t rows, int64_t size, const Cell* const* keys, int64_t count, float* s,
-              int64_t stride) {
-    for (int64_t sub = 0; sub < count; sub += 2) {
-      const Cell *one = keys[sub], *two = keys[sub + 1];
-      for (int64_t row = 0; row < rows; row += ROWS_AT_ONCE) {
-        multiply(
-            query + row * size, size, size / 2,
-            [&](int64_t pair, __m512bh& first, __m512bh& second) {
-              first = (__m512bh)_mm512_loadu_si512(one + pair * 32);
-              second = (__m512bh)_mm512_loadu_si512(two + pair * 32);
-            },
-            s + row * stride + sub * SUB_BLOCK, stride);
-      }
-    }
-  }
-
-  void values(const Weight* weights, int64_t rows, int64_t stride, const Cell* const* values, int64_t count,
-              int64_t size, float* out) {
-    for (int64_t row = 0; row < rows; row += ROWS_AT_ONCE) {
-      for (int64_t at = 0; at < size; at += 32) {
-        multiply(
-            weights + row * stride, stride, count * 8,
-            [&](int64_t pair, __m512bh& first, __m512bh& second) {
-              const Cell* from = values[pair / 8] + (pair % 8 * size + at) * 2;
-              first = (__m512bh)_mm512_loadu_si512(from);
-              second = (__m512bh)_mm512_loadu_si512(from + 32);
-            },
-            out + row * size + at, size);
-      }
-    }
+  static Right line(const Cell* at) { return _mm512_loadu_ps(at); }
+  static __m512 add_product(__m512 sum, const Cell* left, Right right) {
+    return _mm512_fmadd_ps(_mm512_set1_ps(*left), right, sum);
   }
 };
 
-struct Avx512Float32Engine {
-  using Cell = float;
-  using Weight = float;
+template <typename Type>
+struct Avx512Engine : Type {
+  using Cell = typename Type::Cell;
+  using Weight = Cell;
+  static constexpr int64_t DEPTH = Type::DEPTH, LINE = 16 * DEPTH;
 
-  static void store_weights(Weight* to, Floats values) { store(to, values); }
+  explicit Avx512Engine(int64_t) {}
+  void take(const Chunk<Cell>&, int64_t, Cell*) {}
 
-  template <typename Right>
-  static void multiply(const float* left, int64_t left_stride, int64_t depth, Right right, float* out,
-                       int64_t out_stride) {
-    __m512 low[ROWS_AT_ONCE], high[ROWS_AT_ONCE];
-    for (int row = 0; row < ROWS_AT_ONCE; ++row) {
-      low[row] = high[row] = _mm512_setzero_ps();
-    }
-    for (int64_t at = 0; at < depth; ++at) {
-      __m512 first, second;
-      right(at, first, second);
-      for (int row = 0; row < ROWS_AT_ONCE; ++row) {
-        const __m512 value = _mm512_set1_ps(left[row * left_stride + at]);
-        low[row] = _mm512_fmadd_ps(value, first, low[row]);
-        high[row] = _mm512_fmadd_ps(value, second, high[row]);
-      }
-    }
-    for (int row = 0; row < ROWS_AT_ONCE; ++row) {
-      _mm512_storeu_ps(out + row * out_stride, low[row]);
-      _mm512_storeu_ps(out + row * out_stride + 16, high[row]);
-    }
-  }
-
-  void scores(const Cell* query, int64_t rows, int64_t size, const Cell* const* keys, int64_t count, float* s,
-              int64_t stride) {
-    for (int64_t sub = 0; sub < count; sub += 2) {
-      const Cell *one = keys[sub], *two = keys[sub + 1];
-      for (int64_t row = 0; row < rows; row += ROWS_AT_ONCE) {
-        multiply(
-            query + row * size, size, size,
-            [&](int64_t at, __m512& first, __m512& second) {
-              first = _mm512_loadu_ps(one + at * SUB_BLOCK);
-              second = _mm512_loadu_ps(two + at * SUB_BLOCK);
-            },
-            s + row * stride + sub * SUB_BLOCK, stride);
+  // out[r][0..32) += over steps left[r][step] · the two lines that `right` gives for it, r < count.
+  template <int count, typename Lines>
+  static void multiply(const Cell* left, int64_t left_stride, int64_t steps, __m512 (&low)[count],
+                       __m512 (&high)[count], Lines lines) {
+    for (int64_t step = 0; step < steps; ++step) {
+      typename Type::Right first, second;
+      lines(step, first, second);
+      for (int row = 0; row < count; ++row) {
+        const Cell* from = left + row * left_stride + DEPTH * step;
+        low[row] = Type::add_product(low[row], from, first);
+        high[row] = Type::add_product(high[row], from, second);
       }
     }
   }
 
-  void values(const Weight* weights, int64_t rows, int64_t stride, const Cell* const* values, int64_t count,
-              int64_t size, float* out) {
-    for (int64_t row = 0; row < rows; row += ROWS_AT_ONCE) {
+  void scores(const Cell* query, int64_t rows, int64_t size, const Chunk<Cell>& chunk, float* s, const Ahead& ahead) {
+    for (int64_t sub = 0; sub < chunk.count; sub += 2) {
+      ahead.touch(sub);
+      ahead.touch(sub + 1);
+      const Cell *one = chunk.keys[sub], *two = chunk.keys[sub + 1];
+      by_rows(rows, [&](int64_t row, auto number) {
+        constexpr int count = decltype(number)::value;
+        __m512 low[count] = {}, high[count] = {};
+        multiply<count>(query + row * size, size, size / DEPTH, low, high,
+                        [&](int64_t step, typename Type::Right& first, typename Type::Right& second) {
+                          first = Type::line(one + step * LINE);
+                          second = Type::line(two + step * LINE);
+                        });
+        for (int index = 0; index < count; ++index) {
+          float* to = s + (row + index) * ATTENTION_CHUNK + sub * SUB_BLOCK;
+          _mm512_storeu_ps(to, low[index]);
+          _mm512_storeu_ps(to + 16, high[index]);
+        }
+      });
+    }
+  }
+
+  void values(const Weight* weights, int64_t rows, int64_t size, const Chunk<Cell>& chunk, float* out,
+              const Ahead& ahead) {
+    for (int64_t sub = 0; sub < CHUNK_SUB_BLOCKS; ++sub) {
+      ahead.touch(sub);
+    }
+    by_rows(rows, [&](int64_t row, auto number) {
+      constexpr int count = decltype(number)::value;
       for (int64_t at = 0; at < size; at += 32) {
-        multiply(
-            weights + row * stride, stride, count * SUB_BLOCK,
-            [&](int64_t token, __m512& first, __m512& second) {
-              const Cell* from = values[token / SUB_BLOCK] + token % SUB_BLOCK * size + at;
-              first = _mm512_loadu_ps(from);
-              second = _mm512_loadu_ps(from + 16);
-            },
-            out + row * size + at, size);
+        __m512 low[count] = {}, high[count] = {};
+        for (int64_t sub = 0; sub < chunk.count; ++sub) {
+          const Cell* from = chunk.values[sub] + at * DEPTH;
+          multiply<count>(weights + row * ATTENTION_CHUNK + sub * SUB_BLOCK, ATTENTION_CHUNK, SUB_BLOCK / DEPTH, low,
+                          high, [&](int64_t step, typename Type::Right& first, typename Type::Right& second) {
+                            first = Type::line(from + step * size * DEPTH);
+                            second = Type::line(from + step * size * DEPTH + LINE);
+                          });
+        }
+        for (int index = 0; index < count; ++index) {
+          _mm512_storeu_ps(out + (row + index) * size + at, low[index]);
+          _mm512_storeu_ps(out + (row + index) * size + at + 16, high[index]);
+        }
       }
-    }
+    });
   }
 };
 
 }  // namespace
 
 #if defined(__AVX512BF16__)
-Attend attention_avx512_bfloat16() { return attend<Avx512Bfloat16Engine>; }
+const AttentionKernels& attention_avx512_bfloat16(bool is_int8) {
+  return kernels_of<Avx512Engine<Bfloat16Pairs>>(is_int8);
+}
 #endif
-Attend attention_avx512_float32() { return attend<Avx512Float32Engine>; }
+const AttentionKernels& attention_avx512_float32(bool is_int8) {
+  return kernels_of<Avx512Engine<SingleFloats>>(is_int8);
+}
 
 }  // namespace trivet

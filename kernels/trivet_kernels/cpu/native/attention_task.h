@@ -1,9 +1,14 @@
 // The walk of one attention task, over an engine that multiplies. Included by one file per instruction set.
 //
-// Engine: types Cell (cache and query) and Weight (probabilities as the second product wants them), and
-//   scores(query [rows][D], rows, D, keys[count], count, s, stride): s[row][16 * i + lane] = query · key of lane of
-//   sub-block i values(p [rows][stride], rows, stride, values[count], count, D, out [rows][D]): out = p · values
-// with rows a multiple of 16 and count a multiple of 2 (a missing sub-block is a zeroed one).
+// Engine(rows of the task) has the types Cell (cache and query) and Weight (probabilities as the second product wants
+// them), and
+//   scores(query [rows][D], rows, D, chunk, s [rows][ATTENTION_CHUNK]): s[row][16 · i + lane] = query · key of lane of
+//     sub-block i
+//   values(p [rows][ATTENTION_CHUNK], rows, D, chunk, out [rows][D]): out = p · values
+//   take(chunk, D, memory): called once a chunk before them, with memory for the chunk's values
+//   power(x) = 2^x for x <= 0, exactly 1 at 0
+//   widen(cells, count, to): int8 as Cell, a multiple of 64 of them
+// for up to ROWS_TOGETHER rows and an even number of sub-blocks (a missing one is zeroed).
 #pragma once
 
 #include <limits>
@@ -15,18 +20,46 @@ namespace trivet {
 namespace {
 
 constexpr int64_t CHUNK_SUB_BLOCKS = ATTENTION_CHUNK / SUB_BLOCK;
+constexpr float BASE_2 = 1.44269504f;
+constexpr float NO_SCORE = -std::numeric_limits<float>::infinity();
+
+// Memory that will be read soon.
+struct Ahead {
+  const char* const* places = nullptr;  // by sub-block; null: nowhere
+  int64_t count = 0, offset = 0, bytes = 0;
+
+  // Into the second cache: the first has room for what is being worked on.
+  void touch(int64_t sub) const {
+    if (sub < count) {
+      for (int64_t at = 0; at < bytes; at += 64) {
+        __builtin_prefetch(places[sub] + offset + at, 0, 2);
+      }
+    }
+  }
+};
+
+template <typename Cell>
+struct Chunk {
+  const Cell* keys[CHUNK_SUB_BLOCKS];
+  const Cell* values[CHUNK_SUB_BLOCKS];
+  int64_t count;                           // of sub-blocks, even
+  const float *key_scales, *value_scales;  // [ATTENTION_CHUNK]; null: none
+};
 
 template <typename Engine>
 struct Scratch {
   using Cell = typename Engine::Cell;
   using Weight = typename Engine::Weight;
 
-  float* scores;    // [MOST_ROWS][CHUNK]
-  Weight* weights;  // [MOST_ROWS][CHUNK]
+  float* scores;    // [ROWS_TOGETHER][CHUNK]
+  Weight* weights;  // [ROWS_TOGETHER][CHUNK]
+  float* partial;   // [ROWS_TOGETHER][D]
   Cell* query;      // [MOST_ROWS][D]
-  float* partial;   // [MOST_ROWS][D]
   float* total;     // [MOST_ROWS][D]
-  Cell* zeros;      // one sub-block: [16][2 * D]
+  Cell* zeros;      // one sub-block: [16][2 · D]; as the memory came
+  Cell* widened;    // a chunk of sub-blocks, out of int8
+  Cell* values;     // the engine's
+  float* scales;    // [2][CHUNK]
   float* greatest;  // [MOST_ROWS]
   float* sums;      // [MOST_ROWS]
 
@@ -37,125 +70,305 @@ struct Scratch {
       at += (bytes + 63) / 64 * 64;
       return taken;
     };
-    scores = reinterpret_cast<float*>(take(MOST_ROWS * ATTENTION_CHUNK * 4));
-    weights = reinterpret_cast<Weight*>(take(MOST_ROWS * ATTENTION_CHUNK * 4));
+    scores = reinterpret_cast<float*>(take(ROWS_TOGETHER * ATTENTION_CHUNK * 4));
+    weights = reinterpret_cast<Weight*>(take(ROWS_TOGETHER * ATTENTION_CHUNK * 4));
+    partial = reinterpret_cast<float*>(take(ROWS_TOGETHER * head_size * 4));
     query = reinterpret_cast<Cell*>(take(MOST_ROWS * head_size * 4));
-    partial = reinterpret_cast<float*>(take(MOST_ROWS * head_size * 4));
     total = reinterpret_cast<float*>(take(MOST_ROWS * head_size * 4));
     zeros = reinterpret_cast<Cell*>(take(SUB_BLOCK * 2 * head_size * 4));
+    widened = reinterpret_cast<Cell*>(take(ATTENTION_CHUNK * 2 * head_size * 4));
+    values = reinterpret_cast<Cell*>(take(ATTENTION_CHUNK * head_size * 4));
+    scales = reinterpret_cast<float*>(take(2 * ATTENTION_CHUNK * 4));
     greatest = reinterpret_cast<float*>(take(MOST_ROWS * 4));
     sums = reinterpret_cast<float*>(take(MOST_ROWS * 4));
   }
 };
 
-// One row of a chunk: scores in, unnormalised probabilities out; the first `seen` of `width` lanes count. Gives the
-// greatest score and sum.
-template <typename Engine>
-inline void soften(const float* scores, typename Engine::Weight* weights, int64_t width, int64_t seen, float scale,
-                   float& greatest, float& sum) {
-  const float base2 = 1.44269504f;
-  const Floats none = splat(-std::numeric_limits<float>::infinity());
-  Floats most = none;
-  for (int64_t at = 0; at < width; at += LANES) {
-    const Ints place = lane_numbers() + (int32_t)at;
-    most = max(most, select(place < (int32_t)seen, load(scores + at), none));
+// Scores of whole vectors times the scales of their keys, and capped.
+template <bool quantised>
+[[gnu::noinline]] void adjust(float* scores, int64_t begin, int64_t end, const float* key_scales, float scale,
+                              float soft_cap) {
+  const Floats factor = splat(scale * 2.0f * BASE_2 / soft_cap), one = splat(1.0f);
+  for (int64_t at = begin; at < end; at += LANES) {
+    Floats score = load(scores + at);
+    if (quantised) {
+      score = score * load(key_scales + at);
+    }
+    if (soft_cap > 0) {  // cap · tanh(x / cap), of which the exponential stays finite
+      Floats exponent = score * factor;
+      exponent = exponent > 80.0f ? splat(80.0f) : exponent;
+      score = soft_cap * (one - splat(2.0f) / (exp2(exponent) + one));
+    }
+    store(scores + at, score);
   }
-  greatest = max_of(most);
-  const Floats factor = splat(scale * base2), shift = splat(greatest * scale * base2);
-  Floats sums = Floats{};
-  for (int64_t at = 0; at < width; at += LANES) {
-    const Ints place = lane_numbers() + (int32_t)at;
-    const Floats weight = select(place < (int32_t)seen, exp2(load(scores + at) * factor - shift), Floats{});
-    sums += weight;
-    Engine::store_weights(weights + at, weight);
-  }
-  sum = sum_of(sums);
-  greatest *= scale;
 }
 
-// total = the chunks so far and this one, each weighed by its greatest score.
-inline void merge(float* total, const float* partial, int64_t head_size, float& greatest, float& sum,
-                  float new_greatest, float new_sum) {
-  const float infinity = std::numeric_limits<float>::infinity();
-  if (new_greatest == -infinity) {
-    return;  // nothing of this chunk is seen
-  }
-  if (greatest == -infinity) {
-    greatest = new_greatest;
-    sum = new_sum;
-    std::memcpy(total, partial, head_size * sizeof(float));
+// One row of a chunk: scores in, unnormalised probabilities out; lanes [first, last) of `width` are seen. Gives the
+// greatest score and the sum, which is 0 only when nothing is seen.
+template <typename Engine, bool quantised>
+inline void soften(float* scores, typename Engine::Weight* weights, int64_t width, int64_t first, int64_t last,
+                   const Chunk<typename Engine::Cell>& chunk, float scale, float soft_cap, float& greatest,
+                   float& sum) {
+  constexpr int64_t STEP = 2 * LANES;
+  // Whole steps with something to see, and those of them in which all is seen.
+  const int64_t begin = first / STEP * STEP, end = (last + STEP - 1) / STEP * STEP;
+  int64_t open = (first + STEP - 1) / STEP * STEP, shut = last / STEP * STEP;
+  if (first >= last) {
+    for (int64_t at = 0; at < width; at += LANES) {
+      Engine::store_weights(weights + at, Floats{});
+    }
+    greatest = NO_SCORE;
+    sum = 0;
     return;
   }
-  const float both = greatest > new_greatest ? greatest : new_greatest;
-  const float base2 = 1.44269504f;
-  const float before = exp2((greatest - both) * base2), now = exp2((new_greatest - both) * base2);
+  if (open > shut) {
+    open = shut = end;
+  }
+  if (quantised || soft_cap > 0) {
+    adjust<quantised>(scores, begin, end, chunk.key_scales, scale, soft_cap);
+    scale = soft_cap > 0 ? 1.0f : scale;
+  }
+  const auto seen = [&](int64_t at) {
+    const Ints place = lane_numbers() + (int32_t)at;
+    return (place >= (int32_t)first) & (place < (int32_t)last);
+  };
+  const Floats none = splat(NO_SCORE);
+  Floats most = none, second = none;
+  const auto masked_most = [&](int64_t at) {
+    for (int64_t lane = at; lane < at + STEP; lane += LANES) {
+      most = max(select(seen(lane), load(scores + lane), none), most);
+    }
+  };
+  for (int64_t at = begin; at < open; at += STEP) {
+    masked_most(at);
+  }
+  for (int64_t at = open; at < shut; at += STEP) {
+    most = max(load(scores + at), most);
+    second = max(load(scores + at + LANES), second);
+  }
+  for (int64_t at = shut > open ? shut : open; at < end; at += STEP) {
+    masked_most(at);
+  }
+  greatest = max_of(max(most, second)) * scale;
+  const Floats factor = splat(scale * BASE_2), shift = splat(greatest * BASE_2);
+  Floats sums = Floats{}, others = Floats{};
+  const auto put = [&](int64_t at, Floats weight) {
+    Engine::store_weights(weights + at, quantised ? weight * load(chunk.value_scales + at) : weight);
+  };
+  const auto masked = [&](int64_t at) {
+    const Floats one = select(seen(at), Engine::power(load(scores + at) * factor - shift), Floats{});
+    const Floats two = select(seen(at + LANES), Engine::power(load(scores + at + LANES) * factor - shift), Floats{});
+    sums += one;
+    others += two;
+    put(at, one);
+    put(at + LANES, two);
+  };
+  for (int64_t at = 0; at < begin; at += LANES) {
+    Engine::store_weights(weights + at, Floats{});
+  }
+  for (int64_t at = begin; at < open; at += STEP) {
+    masked(at);
+  }
+  for (int64_t at = open; at < shut; at += STEP) {
+    const Floats one = Engine::power(load(scores + at) * factor - shift);
+    const Floats two = Engine::power(load(scores + at + LANES) * factor - shift);
+    sums += one;
+    others += two;
+    put(at, one);
+    put(at + LANES, two);
+  }
+  for (int64_t at = shut > open ? shut : open; at < end; at += STEP) {
+    masked(at);
+  }
+  for (int64_t at = end; at < width; at += LANES) {
+    Engine::store_weights(weights + at, Floats{});
+  }
+  sum = sum_of(sums + others);
+}
+
+// Sixteen rows' results so far and those of one chunk more: gives what each is weighed by, and updates score and sum.
+[[gnu::noinline]] void weigh(float* greatest, float* sums, const float* new_greatest, const float* new_sums,
+                             float* before, float* now) {
+  const Floats old = load(greatest), fresh = load(new_greatest), old_sum = load(sums), fresh_sum = load(new_sums);
+  const Ints is_first = old_sum == 0.0f, is_unseen = fresh_sum == 0.0f;
+  const Floats both = max(fresh, old);
+  const Floats old_weight = select(is_first, Floats{}, exp2((old - both) * BASE_2));
+  const Floats fresh_weight = select(is_unseen, Floats{}, exp2((fresh - both) * BASE_2));
+  store(before, old_weight);
+  store(now, fresh_weight);
+  store(sums, old_sum * old_weight + fresh_sum * fresh_weight);
+  store(greatest, both);
+}
+
+[[gnu::noinline]] void merge(float* total, const float* partial, int64_t head_size, float before, float now) {
+  if (now == 0.0f) {
+    return;  // nothing of this chunk is seen
+  }
   for (int64_t at = 0; at < head_size; at += LANES) {
     store(total + at, load(total + at) * before + load(partial + at) * now);
   }
-  sum = sum * before + new_sum * now;
-  greatest = both;
+}
+
+[[gnu::noinline]] void finish_row(const float* total, float sum, int64_t head_size, void* output, bool is_bfloat16) {
+  const Floats share = splat(sum == 0.0f ? 0.0f : 1.0f / sum);  // 0: a row that sees nothing
+  for (int64_t at = 0; at < head_size; at += LANES) {
+    const Floats values = load(total + at) * share;
+    if (is_bfloat16) {
+      store_bfloat16(static_cast<Bfloat16*>(output) + at, values);
+    } else {
+      store(static_cast<float*>(output) + at, values);
+    }
+  }
+}
+
+void fold(const float* partials, int64_t chunks, int64_t head_size, void* output, bool is_bfloat16) {
+  float total[MOST_HEAD_SIZE] = {}, greatest[LANES], sums[LANES] = {}, new_greatest[LANES], new_sums[LANES] = {};
+  store(greatest, splat(NO_SCORE));
+  store(new_greatest, splat(NO_SCORE));
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const float* partial = partials + chunk * partial_stride(head_size);
+    float before[LANES], now[LANES];
+    new_greatest[0] = partial[head_size];
+    new_sums[0] = partial[head_size + 1];
+    weigh(greatest, sums, new_greatest, new_sums, before, now);
+    merge(total, partial, head_size, before[0], now[0]);
+  }
+  finish_row(total, sums[0], head_size, output, is_bfloat16);
+}
+
+// The positions that some row of a task sees: [begin, end).
+inline void seen_range(const AttentionTask& task, int64_t& begin, int64_t& end) {
+  int64_t oldest = task.rows[0].position, newest = oldest;
+  for (int64_t row = 1; row < task.count; ++row) {
+    const int64_t position = task.rows[row].position;
+    oldest = position < oldest ? position : oldest;
+    newest = position > newest ? position : newest;
+  }
+  begin = task.window > 0 && oldest + 1 > task.window ? oldest + 1 - task.window : 0;
+  end = newest + 1;
+}
+
+template <typename Engine, bool quantised>
+void attend(const AttentionTask& task, void* memory) {
+  using Cell = typename Engine::Cell;
+  const int64_t size = task.head_size, rows = task.count;
+  Scratch<Engine> scratch(memory, size);
+  for (int64_t row = 0; row < rows; ++row) {
+    std::memcpy(scratch.query + row * size, task.rows[row].query, size * sizeof(Cell));
+  }
+  if (!task.is_partial) {
+    std::memset(scratch.total, 0, rows * size * sizeof(float));
+    for (int64_t row = 0; row < MOST_ROWS; ++row) {
+      scratch.greatest[row] = NO_SCORE;
+      scratch.sums[row] = 0;
+    }
+  }
+  int64_t seen_begin, seen_end;
+  seen_range(task, seen_begin, seen_end);
+  const int64_t per_block = task.block_size / SUB_BLOCK;
+  const int64_t cell_bytes = quantised ? 1 : (int64_t)sizeof(Cell);
+  const int64_t keys_bytes = SUB_BLOCK * size * cell_bytes, head_bytes = quantised ? SUB_BLOCK * 8 : 0;
+  const int64_t sub_bytes = head_bytes + 2 * keys_bytes;
+  // Sub-blocks of a chunk that someone sees, from an even one on, so that pairs are the same in every task.
+  const auto place = [&](int64_t chunk, const char** at) {
+    const int64_t begin = (seen_begin > chunk ? (seen_begin - chunk) / SUB_BLOCK / 2 * 2 : 0) + chunk / SUB_BLOCK;
+    const int64_t end = seen_end < chunk + ATTENTION_CHUNK ? seen_end : chunk + ATTENTION_CHUNK;
+    int64_t count = 0;
+    for (int64_t sub = begin; sub * SUB_BLOCK < end; ++sub) {
+      const int64_t block = task.blocks[sub / per_block];
+      at[count++] = static_cast<const char*>(task.cache) +
+                    ((block * task.kv_heads + task.kv_head) * per_block + sub % per_block) * sub_bytes;
+    }
+    return count;
+  };
+  Engine engine(rows);
+  Chunk<Cell> chunk{};
+  chunk.key_scales = quantised ? scratch.scales : nullptr;
+  chunk.value_scales = quantised ? scratch.scales + ATTENTION_CHUNK : nullptr;
+  const char* places[2][CHUNK_SUB_BLOCKS];
+  int64_t used = place(task.first_chunk * ATTENTION_CHUNK, places[0]);
+  const Ahead first{places[0], used, 0, quantised ? sub_bytes : keys_bytes};
+  for (int64_t sub = 0; sub < used; ++sub) {
+    first.touch(sub);
+  }
+  for (int64_t index = task.first_chunk; index < task.last_chunk; ++index) {
+    const int64_t start = index * ATTENTION_CHUNK;
+    const char** at = places[(index - task.first_chunk) % 2];
+    const char** following = places[(index - task.first_chunk + 1) % 2];
+    const int64_t next = index + 1 < task.last_chunk ? place(start + ATTENTION_CHUNK, following) : 0;
+    const int64_t from = start + (seen_begin > start ? (seen_begin - start) / SUB_BLOCK / 2 * 2 * SUB_BLOCK : 0);
+    chunk.count = (used + 1) / 2 * 2;
+    const int64_t width = chunk.count * SUB_BLOCK;
+    for (int64_t sub = 0; sub < chunk.count; ++sub) {
+      const Cell* cells = scratch.zeros;
+      if (sub < used && quantised) {
+        Ahead{following, next, 0, sub_bytes}.touch(sub);
+        const float* scales = reinterpret_cast<const float*>(at[sub]);
+        for (int64_t half = 0; half < 2; ++half) {
+          std::memcpy(scratch.scales + half * ATTENTION_CHUNK + sub * SUB_BLOCK, scales + half * SUB_BLOCK,
+                      SUB_BLOCK * 4);
+        }
+        Cell* to = scratch.widened + sub * SUB_BLOCK * 2 * size;
+        Engine::widen(reinterpret_cast<const int8_t*>(at[sub] + head_bytes), SUB_BLOCK * 2 * size, to);
+        cells = to;
+      } else if (sub < used) {
+        cells = reinterpret_cast<const Cell*>(at[sub]);
+      } else if (quantised) {
+        std::memset(scratch.scales + sub * SUB_BLOCK, 0, SUB_BLOCK * 4);
+        std::memset(scratch.scales + ATTENTION_CHUNK + sub * SUB_BLOCK, 0, SUB_BLOCK * 4);
+      }
+      chunk.keys[sub] = cells;
+      chunk.values[sub] = cells + SUB_BLOCK * size;
+    }
+    for (int64_t group = 0; group < rows; group += ROWS_TOGETHER) {
+      const int64_t together = rows - group < ROWS_TOGETHER ? rows - group : ROWS_TOGETHER;
+      const bool fetches = group == 0 && !quantised;
+      engine.scores(scratch.query + group * size, together, size, chunk, scratch.scores,
+                    fetches ? Ahead{at, used, keys_bytes, keys_bytes} : Ahead{});
+      float greatest[ROWS_TOGETHER] = {}, sums[ROWS_TOGETHER] = {};
+      for (int64_t row = 0; row < together; ++row) {
+        const int64_t position = task.rows[group + row].position;
+        const int64_t oldest = task.window > 0 && position + 1 > task.window ? position + 1 - task.window : 0;
+        const int64_t last = position + 1 - from < width ? position + 1 - from : width;
+        soften<Engine, quantised>(scratch.scores + row * ATTENTION_CHUNK, scratch.weights + row * ATTENTION_CHUNK,
+                                  width, oldest > from ? oldest - from : 0, last < 0 ? 0 : last, chunk, task.scale,
+                                  task.soft_cap, greatest[row], sums[row]);
+      }
+      if (group == 0) {
+        engine.take(chunk, size, scratch.values);
+      }
+      engine.values(scratch.weights, together, size, chunk, scratch.partial,
+                    fetches ? Ahead{following, next, 0, keys_bytes} : Ahead{});
+      if (task.is_partial) {
+        for (int64_t row = 0; row < together; ++row) {
+          float* to =
+              static_cast<float*>(task.rows[group + row].output) + (index - task.first_chunk) * partial_stride(size);
+          std::memcpy(to, scratch.partial + row * size, size * sizeof(float));
+          to[size] = greatest[row];
+          to[size + 1] = sums[row];
+        }
+        continue;
+      }
+      float before[ROWS_TOGETHER], now[ROWS_TOGETHER];
+      for (int64_t row = 0; row < together; row += LANES) {
+        weigh(scratch.greatest + group + row, scratch.sums + group + row, greatest + row, sums + row, before + row,
+              now + row);
+      }
+      for (int64_t row = 0; row < together; ++row) {
+        merge(scratch.total + (group + row) * size, scratch.partial + row * size, size, before[row], now[row]);
+      }
+    }
+    used = next;
+  }
+  for (int64_t row = 0; row < rows && !task.is_partial; ++row) {
+    finish_row(scratch.total + row * size, scratch.sums[row], size, task.rows[row].output, task.is_output_bfloat16);
+  }
 }
 
 template <typename Engine>
-void attend(const AttentionTask& task, void* memory) {
-  using Cell = typename Engine::Cell;
-  const int64_t size = task.head_size, rows = task.tokens * task.group;
-  const int64_t padded = (rows + 15) / 16 * 16;
-  Scratch<Engine> scratch(memory, size);
-  std::memset(scratch.zeros, 0, SUB_BLOCK * 2 * size * sizeof(Cell));
-  for (int64_t row = 0; row < rows; ++row) {
-    const Cell* from =
-        static_cast<const Cell*>(task.query) + row / task.group * task.query_stride + row % task.group * size;
-    std::memcpy(scratch.query + row * size, from, size * sizeof(Cell));
-    scratch.greatest[row] = -std::numeric_limits<float>::infinity();
-    scratch.sums[row] = 0;
-  }
-  std::memset(scratch.query + rows * size, 0, (padded - rows) * size * sizeof(Cell));
-  std::memset(scratch.total, 0, rows * size * sizeof(float));
-
-  const int64_t length = task.first_position + task.tokens;  // what the last token sees
-  const int64_t per_block = task.block_size / SUB_BLOCK;
-  const Cell* cache = static_cast<const Cell*>(task.cache);
-  Engine engine;
-  for (int64_t chunk = 0; chunk < length; chunk += ATTENTION_CHUNK) {
-    const int64_t end = chunk + ATTENTION_CHUNK < length ? chunk + ATTENTION_CHUNK : length;
-    const int64_t used = (end - chunk + SUB_BLOCK - 1) / SUB_BLOCK, count = (used + 1) / 2 * 2,
-                  width = count * SUB_BLOCK;
-    const Cell* keys[CHUNK_SUB_BLOCKS];
-    const Cell* values[CHUNK_SUB_BLOCKS];
-    for (int64_t index = 0; index < count; ++index) {
-      const int64_t sub = chunk / SUB_BLOCK + index;
-      const Cell* at = scratch.zeros;
-      if (index < used) {
-        const int64_t block = task.blocks[sub / per_block];
-        at = cache + ((block * task.kv_heads + task.kv_head) * per_block + sub % per_block) * SUB_BLOCK * 2 * size;
-      }
-      keys[index] = at;
-      values[index] = at + SUB_BLOCK * size;
-    }
-    engine.scores(scratch.query, padded, size, keys, count, scratch.scores, ATTENTION_CHUNK);
-    float greatest[MOST_ROWS], sums[MOST_ROWS];
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t seen = task.first_position + row / task.group + 1 - chunk;
-      soften<Engine>(scratch.scores + row * ATTENTION_CHUNK, scratch.weights + row * ATTENTION_CHUNK, width,
-                     seen < width ? seen : width, task.scale, greatest[row], sums[row]);
-    }
-    for (int64_t row = rows; row < padded; ++row) {
-      std::memset(scratch.weights + row * ATTENTION_CHUNK, 0, width * sizeof(typename Engine::Weight));
-    }
-    engine.values(scratch.weights, padded, ATTENTION_CHUNK, values, count, size, scratch.partial);
-    for (int64_t row = 0; row < rows; ++row) {
-      merge(scratch.total + row * size, scratch.partial + row * size, size, scratch.greatest[row], scratch.sums[row],
-            greatest[row], sums[row]);
-    }
-  }
-  for (int64_t row = 0; row < rows; ++row) {
-    float* to = task.output + row / task.group * task.output_stride + row % task.group * size;
-    const Floats share = splat(1.0f / scratch.sums[row]);
-    for (int64_t at = 0; at < size; at += LANES) {
-      store(to + at, load(scratch.total + row * size + at) * share);
-    }
-  }
+const AttentionKernels& kernels_of(bool is_int8) {
+  static const AttentionKernels plain{attend<Engine, false>, fold}, quantised{attend<Engine, true>, fold};
+  return is_int8 ? quantised : plain;
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <map>
 
 #include "linear.h"
+#include "paged_attention.h"
 #include "rows.h"
 #include "vector.h"
 
@@ -12,17 +14,12 @@ namespace {
 
 // Rows that go through the MLP together: what lies between its products then stays in the caches.
 constexpr int64_t MLP_ROWS = 256;
-// Query rows of one attention task: several tiles high, small enough to share evenly.
-constexpr int64_t TASK_ROWS = 64;
 
 struct Layer {
   PackedWeight qkv, output, gate_and_up, down;
   std::vector<float> attention_norm, mlp_norm;
   std::vector<float> qkv_bias, output_bias, gate_and_up_bias, down_bias;  // empty: none
-};
-
-struct Task {
-  int64_t sequence, kv_head, first, tokens;  // tokens from `first` of the sequence's own in this step
+  int64_t window = 0;                                                     // tokens; 0: none
 };
 
 }  // namespace
@@ -30,7 +27,6 @@ struct Task {
 struct Decoder::State {
   DecoderShape shape;
   Team team;
-  Attend attend;
   const RowKernels& kernels;
   std::vector<Layer> layers;
   std::vector<float> final_norm;
@@ -39,15 +35,15 @@ struct Decoder::State {
 
   AlignedBuffer hidden, qkv, query, attended, inner;
   Input to_qkv, to_output, to_mlp, to_down, to_head;
-  std::vector<Desk> desks;             // one per member
-  std::vector<AlignedBuffer> scratch;  // one per member
-  std::vector<Task> tasks;
+  std::vector<Desk> desks;                  // one per member
+  std::vector<AlignedBuffer> merged;        // a row of attention, one per member
+  std::map<int64_t, PagedAttention> paged;  // by window
+  std::vector<int64_t> lengths;             // of the step's sequences
   const DecoderStep* step = nullptr;
 
   State(const DecoderShape& given, int threads)
       : shape(given),
         team(threads),
-        attend(choose_attention(given.cache)),
         kernels(row_kernels()),
         layers(given.layers),
         final_norm(given.hidden),
@@ -74,25 +70,31 @@ struct Decoder::State {
     to_down = Input(shape.format, mlp_rows, shape.inner, threads);
     to_head = Input(shape.head_format, rows, shape.hidden, threads);
     for (int member = 0; member < threads; ++member) {
-      scratch.emplace_back(attention_scratch_bytes(shape.head_size));
+      merged.emplace_back(query_size * 4);
       desks.push_back({AlignedBuffer(shape.hidden * 4), AlignedBuffer(result_bytes())});
     }
+    use_window(0, 0);
   }
 
   float* row(AlignedBuffer& buffer, int64_t index, int64_t width) { return buffer.as<float>() + index * width; }
 
-  void list_tasks() {
-    tasks.clear();
-    const int64_t group = shape.heads / shape.kv_heads, most = std::max<int64_t>(1, TASK_ROWS / group);
+  void use_window(int64_t layer, int64_t window) {
+    layers[layer].window = window;
+    const float scale = 1.0f / __builtin_sqrtf((float)shape.head_size);
+    paged.try_emplace(window, AttentionShape{shape.cache, shape.heads, shape.kv_heads, shape.head_size, scale, 0.0f},
+                      team.size());
+  }
+
+  void plan() {
+    lengths.clear();
     for (int64_t sequence = 0; sequence < step->sequences; ++sequence) {
-      const int64_t tokens = step->query_starts[sequence + 1] - step->query_starts[sequence];
-      // The last tokens of a prompt see most of it: those tasks are the longest and go first.
-      for (int64_t end = tokens; end > 0; end -= most) {
-        const int64_t first = std::max<int64_t>(0, end - most);
-        for (int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-          tasks.push_back({sequence, kv_head, first, end - first});
-        }
-      }
+      const int64_t end = step->query_starts[sequence + 1];
+      lengths.push_back(end > step->query_starts[sequence] ? step->positions[end - 1] + 1 : 0);
+    }
+    const PagedStep one{step->sequences,   step->query_starts, lengths.data(),
+                        step->block_table, step->table_stride, step->block_size};
+    for (auto& [window, attention] : paged) {
+      attention.plan(one, window, step->shares_prefixes != 0);
     }
   }
 
@@ -115,7 +117,7 @@ struct Decoder::State {
       const int64_t id = step->token_ids[token];
       if (embedding.bytes() == 0) {
         unpack_row(head, id, to);
-      } else if (shape.cache == CacheType::float32) {
+      } else if (multiplies_float32(shape.cache)) {
         std::memcpy(to, embedding.as<float>() + id * shape.hidden, shape.hidden * sizeof(float));
       } else {
         const Bfloat16* from = embedding.as<Bfloat16>() + id * shape.hidden;
@@ -133,7 +135,7 @@ struct Decoder::State {
 
   void attention(Member& member, Layer& layer, void* cache) {
     const int64_t size = shape.head_size, query_size = shape.heads * size, kv_size = shape.kv_heads * size;
-    const int64_t width = query_size + 2 * kv_size, cell = shape.cache == CacheType::float32 ? 4 : 2;
+    const int64_t width = query_size + 2 * kv_size, cell = query_cell_bytes(shape.cache);
     auto normed = [&](Activations& into, int64_t token) { norm_row(member, layer.attention_norm, token, into, token); };
     prepare_shared(member, to_qkv, step->tokens, normed);
     multiply(member, layer.qkv, layer.qkv_bias, to_qkv, step->tokens, qkv.as<float>(), width, Output::store,
@@ -153,36 +155,18 @@ struct Decoder::State {
                             step->block_size, shape.kv_heads, head, cache);
       }
     });
-    member.each((int64_t)tasks.size(),
-                [&](int64_t index) { run_task(tasks[index], cache, scratch[member.index()].as<char>()); });
+    PagedAttention& attention = paged.at(layer.window);
+    const AttentionStates states{query.as<void>(), query_size, attended.as<void>(), query_size, false};
+    attention.run(member, cache, states);
+    // Into this member's own memory: another may be at the same row.
+    float* room = merged[member.index()].as<float>();
     auto result = [&](Activations& into, int64_t token) {
-      prepare(into, attended.as<float>(), query_size, token, token + 1);
+      const float* from = attention.merge(token, room) ? room : row(attended, token, query_size);
+      prepare(into, from - token * query_size, query_size, token, token + 1);
     };
     prepare_shared(member, to_output, step->tokens, result);
     multiply(member, layer.output, layer.output_bias, to_output, step->tokens, hidden.as<float>(), shape.hidden,
              Output::add, desks[member.index()], result);
-  }
-
-  void run_task(const Task& task, const void* cache, void* memory) {
-    const int64_t size = shape.head_size, group = shape.heads / shape.kv_heads, query_size = shape.heads * size;
-    const int64_t token = step->query_starts[task.sequence] + task.first;
-    const int64_t cell = shape.cache == CacheType::float32 ? 4 : 2,
-                  offset = token * query_size + task.kv_head * group * size;
-    AttentionTask one{};
-    one.query = query.as<char>() + offset * cell;
-    one.output = attended.as<float>() + offset;
-    one.query_stride = one.output_stride = query_size;
-    one.cache = cache;
-    one.blocks = step->block_table + task.sequence * step->table_stride;
-    one.block_size = step->block_size;
-    one.kv_heads = shape.kv_heads;
-    one.kv_head = task.kv_head;
-    one.group = group;
-    one.head_size = size;
-    one.tokens = task.tokens;
-    one.first_position = step->positions[token];
-    one.scale = 1.0f / __builtin_sqrtf((float)size);
-    attend(one, memory);
   }
 
   void mlp(Member& member, Layer& layer) {
@@ -324,20 +308,32 @@ float* Decoder::norm(int64_t index, LayerPart part) {
   return part == LayerPart::attention_norm ? layer.attention_norm.data() : layer.mlp_norm.data();
 }
 
+void Decoder::use_window(int64_t layer, int64_t window) { state_->use_window(layer, window); }
+
+int64_t Decoder::chunks_saved() const {
+  int64_t saved = 0;
+  for (const auto& [window, attention] : state_->paged) {
+    saved += attention.chunks_saved();
+  }
+  return saved;
+}
+
 float* Decoder::final_norm() { return state_->final_norm.data(); }
 PackedWeight& Decoder::head() { return state_->head; }
 
 void* Decoder::embedding() {
   const DecoderShape& shape = state_->shape;
   if (state_->embedding.bytes() == 0) {
-    state_->embedding = AlignedBuffer(shape.vocab * shape.hidden * (shape.cache == CacheType::float32 ? 4 : 2));
+    state_->embedding = AlignedBuffer(shape.vocab * shape.hidden * query_cell_bytes(shape.cache));
   }
   return state_->embedding.as<void>();
 }
 
 void Decoder::run(const DecoderStep& step) {
   state_->step = &step;
-  state_->list_tasks();
+  if (step.caches != nullptr) {
+    state_->plan();
+  }
   state_->team.run([](void* state, Member& member) { static_cast<State*>(state)->live(member); }, state_.get());
 }
 

@@ -19,7 +19,7 @@ struct DecoderShape {
   int64_t layers, hidden, heads, kv_heads, head_size, inner, vocab;
   int64_t most_tokens;  // of one step
   float epsilon;        // of the norms
-  CacheType cache;
+  CacheType cache;      // its multiplying type is that of queries and embedding
   WeightFormat format, head_format;
 };
 
@@ -34,7 +34,8 @@ struct DecoderStep {
   const int32_t* block_table;   // [sequences][table_stride]
   int64_t table_stride;
   int64_t block_size;
-  const float* cosines;  // [positions][head_size / 2]
+  int64_t shares_prefixes;  // 0: each sequence reads its keys and values alone; the bits are the same
+  const float* cosines;     // [positions][head_size / 2]
   const float* sines;
   void* const* caches;          // one per layer; null: no attention (profiling)
   int64_t sampled;              // rows of which logits are wanted
@@ -56,11 +57,15 @@ class Decoder {
   float* bias(int64_t layer, LayerPart part);  // zeros until filled; marks the part as having one
   float* norm(int64_t layer, LayerPart part);
   float* final_norm();
+  // Tokens that a layer's queries see at most, their own included; 0: all.
+  void use_window(int64_t layer, int64_t window);
   PackedWeight& head();
   // The rows of the embedding, where it is not the head's own weight; bfloat16 or float32 as the cache.
   void* embedding();
 
   void run(const DecoderStep& step);
+  // Of the last step: chunks of 256 positions read once for several sequences, counted for each but one.
+  int64_t chunks_saved() const;
 
   // Logits [rows][vocab] of states after the final norm, [rows][hidden]; at most `most_tokens` rows.
   void logits(const float* normed, int64_t rows, float* logits);

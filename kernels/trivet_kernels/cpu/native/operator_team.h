@@ -28,6 +28,14 @@ class OperatorTeam {
     run_held(work);
   }
 
+  // `prepare(number of members)` by the caller alone, then `work(member)` by all, with nobody else's work between.
+  template <typename Prepare, typename Work>
+  void run_after(const Prepare& prepare, const Work& work) {
+    std::lock_guard<std::mutex> held(lock_);
+    prepare(team_->size());
+    run_held(work);
+  }
+
   // `work(begin, end)` over ranges of `count` things of `values` numbers each.
   template <typename Work>
   void share_out(int64_t count, int64_t values, const Work& work) {

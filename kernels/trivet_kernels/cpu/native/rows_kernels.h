@@ -77,7 +77,7 @@ void gelu_tanh_and_multiply(float* gate, const float* up, int64_t size) {
 }
 
 void store_query(CacheType type, const float* from, int64_t size, void* to) {
-  if (type == CacheType::float32) {
+  if (multiplies_float32(type)) {
     std::memcpy(to, from, size * sizeof(float));
     return;
   }
@@ -86,25 +86,65 @@ void store_query(CacheType type, const float* from, int64_t size, void* to) {
   }
 }
 
+// Whole numbers to 127 and what one of them is worth; NaN and infinity become a scale that spoils the token.
+float quantise(const float* from, int64_t size, int8_t* to) {
+  float greatest = 0, spoiled = 0;
+  for (int64_t at = 0; at < size; ++at) {
+    const float value = __builtin_fabsf(from[at]);
+    greatest = value > greatest ? value : greatest;
+    spoiled += value * 0.0f;  // NaN where it is not finite
+  }
+  const float inverse = greatest > 0 ? 127.0f / greatest : 0.0f;
+  for (int64_t at = 0; at < size; ++at) {
+    to[at] = spoiled == 0 ? (int8_t)__builtin_rintf(from[at] * inverse) : 0;
+  }
+  return spoiled == 0 ? greatest / 127.0f : spoiled;
+}
+
+// A cell's place in a sub-block, keys and values apart, in the order of the type that multiplies.
+template <typename Cell>
+void put_key(Cell* keys, int64_t lane, int64_t at, int64_t depth, Cell cell) {
+  keys[(at / depth * SUB_BLOCK + lane) * depth + at % depth] = cell;
+}
+template <typename Cell>
+void put_value(Cell* values, int64_t lane, int64_t at, int64_t depth, int64_t head_size, Cell cell) {
+  values[(lane / depth * head_size + at) * depth + lane % depth] = cell;
+}
+
 void write_cache(CacheType type, const float* key, const float* value, int64_t head_size, int64_t block, int64_t offset,
                  int64_t block_size, int64_t kv_heads, int64_t kv_head, void* cache) {
   const int64_t per_block = block_size / SUB_BLOCK, lane = offset % SUB_BLOCK;
-  const int64_t begin = ((block * kv_heads + kv_head) * per_block + offset / SUB_BLOCK) * SUB_BLOCK * 2 * head_size;
-  if (type == CacheType::float32) {
-    float* keys = static_cast<float*>(cache) + begin;
+  const int64_t sub = (block * kv_heads + kv_head) * per_block + offset / SUB_BLOCK;
+  char* place = static_cast<char*>(cache) + sub * sub_block_bytes(type, head_size);
+  if (is_int8(type)) {
+    const int64_t depth = type == CacheType::int8_float32 ? 1 : 2;
+    float* scales = reinterpret_cast<float*>(place);
+    int8_t* keys = reinterpret_cast<int8_t*>(scales + 2 * SUB_BLOCK);
+    int8_t* values = keys + SUB_BLOCK * head_size;
+    int8_t cells[MOST_HEAD_SIZE];
+    scales[lane] = quantise(key, head_size, cells);
     for (int64_t at = 0; at < head_size; ++at) {
-      keys[at * SUB_BLOCK + lane] = key[at];
+      put_key(keys, lane, at, depth, cells[at]);
+    }
+    scales[SUB_BLOCK + lane] = quantise(value, head_size, cells);
+    for (int64_t at = 0; at < head_size; ++at) {
+      put_value(values, lane, at, depth, head_size, cells[at]);
+    }
+    return;
+  }
+  if (type == CacheType::float32) {
+    float* keys = reinterpret_cast<float*>(place);
+    for (int64_t at = 0; at < head_size; ++at) {
+      put_key(keys, lane, at, 1, key[at]);
     }
     std::memcpy(keys + (SUB_BLOCK + lane) * head_size, value, head_size * sizeof(float));
     return;
   }
-  Bfloat16* keys = static_cast<Bfloat16*>(cache) + begin;
-  Bfloat16* values = keys + SUB_BLOCK * head_size + lane / 2 * head_size * 2 + lane % 2;
-  for (int64_t at = 0; at < head_size; at += 2) {
-    keys[(at / 2 * SUB_BLOCK + lane) * 2] = to_bfloat16(key[at]);
-    keys[(at / 2 * SUB_BLOCK + lane) * 2 + 1] = to_bfloat16(key[at + 1]);
-    values[at * 2] = to_bfloat16(value[at]);
-    values[at * 2 + 2] = to_bfloat16(value[at + 1]);
+  Bfloat16* keys = reinterpret_cast<Bfloat16*>(place);
+  Bfloat16* values = keys + SUB_BLOCK * head_size;
+  for (int64_t at = 0; at < head_size; ++at) {
+    put_key(keys, lane, at, 2, to_bfloat16(key[at]));
+    put_value(values, lane, at, 2, head_size, to_bfloat16(value[at]));
   }
 }
 
