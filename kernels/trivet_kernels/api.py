@@ -16,7 +16,7 @@ class PagedBatch:
 
     query_starts  int64[S + 1], on the host: tokens of sequence s are [query_starts[s], query_starts[s + 1])
     seq_lens      int64[S], on the host: tokens whose keys are in the cache after this step's are written
-    block_table   int64[S, blocks]: rows padded with the null block 0
+    block_table   int32 or int64[S, blocks]: rows padded with the null block 0
     slot_mapping  int64[T]: where each token's key goes, block · B + offset; −1 for padding
     num_decodes   sequences with one query token, at the front
     """

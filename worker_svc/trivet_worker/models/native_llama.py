@@ -90,7 +90,7 @@ class NativeLlama:
             positions=positions.numpy(),
             slots=np.zeros(0, dtype=np.int64) if batch is None else batch.slot_mapping.numpy(),
             query_starts=np.array((0, len(token_ids)) if batch is None else batch.query_starts, dtype=np.int64),
-            block_table=np.zeros((1, 1), dtype=np.int32) if batch is None else batch.block_table.numpy().astype(np.int32),
+            block_table=np.zeros((1, 1), dtype=np.int32) if batch is None else batch.block_table.numpy().astype(np.int32, copy=False),
             sampled_rows=sampled.numpy(),
         )
         caches = None if batch is None else [context.caches[name] for name in self._names]

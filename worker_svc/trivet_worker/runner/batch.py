@@ -36,7 +36,7 @@ class PersistentBatch:
         self.vocab_size = vocab_size
         self.most_blocks = -(-max_model_len // block_size)
         self.token_ids = np.zeros((capacity, max_model_len + 1), dtype=np.int32)
-        self.block_table = np.zeros((capacity, self.most_blocks), dtype=np.int64)  # padded with the null block
+        self.block_table = np.zeros((capacity, self.most_blocks), dtype=np.int32)  # padded with the null block
         self.num_blocks = np.zeros(capacity, dtype=np.int64)
         self.num_tokens = np.zeros(capacity, dtype=np.int64)
         self.num_prompt = np.zeros(capacity, dtype=np.int64)

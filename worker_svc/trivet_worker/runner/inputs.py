@@ -26,12 +26,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """`order` sorts the step's rows so that decodes come first; `last_tokens[i]` is the last token of row i of the step."""
+    """Sorted so that decodes come first; `last_tokens[i]` is the last token of row i of the step."""
 
     token_ids: torch.Tensor  # int64 [T]
     positions: torch.Tensor  # int64 [T]
     batch: PagedBatch
-    order: NDArray[np.int64]
     starts: NDArray[np.int64]  # first token of each row of the step, in the sorted arrays
     last_tokens: NDArray[np.int64]
 
@@ -50,7 +49,7 @@ def build_inputs(rows: Rows, batch: PersistentBatch) -> ModelInputs:
         query_starts=(0, *ends.tolist()),
         seq_lens=tuple(seq_lens.tolist()),
         seq_lens_tensor=as_index(seq_lens),
-        block_table=as_index(batch.block_table[slots, :most_blocks]),
+        block_table=torch.from_numpy(np.ascontiguousarray(batch.block_table[slots, :most_blocks])),
         slot_mapping=as_index(blocks * batch.block_size + positions % batch.block_size),
         num_decodes=int((scheduled == 1).sum()),
     )
@@ -60,7 +59,6 @@ def build_inputs(rows: Rows, batch: PersistentBatch) -> ModelInputs:
         token_ids=as_index(batch.token_ids[per_token, positions].astype(np.int64)),
         positions=as_index(positions),
         batch=paged,
-        order=order,
         starts=by_row,
         last_tokens=by_row + rows.scheduled - 1,
     )

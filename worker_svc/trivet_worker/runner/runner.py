@@ -28,6 +28,7 @@ from trivet_worker.models.model import Model
 from trivet_worker.runner.batch import PersistentBatch, as_index
 from trivet_worker.runner.inputs import ModelInputs, Rows, build_inputs
 from trivet_worker.runner.limits import RunnerLimits
+from trivet_worker.runner.steady import SteadyDecodes
 from trivet_worker.runner.step_check import CheckedStep, check_step
 from trivet_worker.sampling.logprobs import TokenLogprobs
 from trivet_worker.sampling.processors import ActiveProcessors, LogitsProcessor
@@ -36,6 +37,7 @@ from trivet_worker.sampling.sampler import Sampled, Sampler, choose_operators
 logger = logging.getLogger(__name__)
 
 OUT_OF_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")  # as torch says it
+NO_BLOCKS = np.zeros(0, dtype=np.int64)
 PROMPT_LOGITS_ROWS = 128  # logits of so many prompt positions at a time: 25 MB for a vocabulary of 49 152
 
 
@@ -53,9 +55,8 @@ class StepAtHand:
 
     def following(self) -> "StepAtHand":
         """The same decodes, a token further."""
-        nothing = self.copy_sources[:0]
         rows = replace(self.rows, computed=self.rows.computed + 1)
-        return replace(self, rows=rows, copy_sources=nothing, copy_targets=nothing, iteration=self.iteration + 1)
+        return replace(self, rows=rows, copy_sources=NO_BLOCKS, copy_targets=NO_BLOCKS, iteration=self.iteration + 1)
 
 
 def no_news() -> bool:
@@ -84,6 +85,7 @@ class ModelRunner:
         self._failed_step: int | None = None
         self._at_hand: StepAtHand | None = None
         active = ActiveProcessors(processors, limits.max_num_seqs)
+        self._steady: SteadyDecodes | None = None
         self._batch = PersistentBatch(
             capacity=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
@@ -106,7 +108,7 @@ class ModelRunner:
         New memory even for the same size: what was poisoned, and not yet zeroed when the epoch before ended, must not be read in this one.
         """
         self._batch.clear()
-        self._failed_step = self._at_hand = None
+        self._failed_step = self._at_hand = self._steady = None
         self._caches = {}  # before the new ones come, so that there are never two
         self._num_blocks = config.num_blocks
         self._config = config
@@ -128,6 +130,7 @@ class ModelRunner:
         if level > 1 and self._load is None:
             raise TrivetError(ErrorKind.UNIMPLEMENTED, f"level {level}: this worker cannot load its weights again")
         self._batch.clear()
+        self._steady = None
         self._caches = {}
         if level > 1:
             self._resident = None
@@ -156,6 +159,11 @@ class ModelRunner:
         if self.is_asleep:
             raise TrivetError(ErrorKind.ABORTED, "a step came while this worker sleeps")
         is_skipped = self._failed_step is not None and not (step.HasField("resync") and step.resync == self._failed_step)
+        steady = None if self._steady is None else self._steady.take(step, self._num_blocks)
+        if steady is not None:
+            at_hand = StepAtHand(step.epoch, step.step, steady, NO_BLOCKS, NO_BLOCKS, max(1, step.run_ahead))
+            return self._iterate(at_hand, has_news, started)
+        self._steady = None
         checked = check_step(step, self._batch, self._limits, num_blocks=self._num_blocks, is_skipped=is_skipped)
         rows = self._update_states(checked)
         if is_skipped:
@@ -175,7 +183,7 @@ class ModelRunner:
         try:
             may_go_on = self._run(step, result, started)
         except Exception as error:  # what it held is freed with its frames, when this block is left
-            self._failed_step, self._at_hand = step.number, None
+            self._failed_step, self._at_hand, self._steady = step.number, None, None
             _fail(result, error)
             return result
         left = step.iterations - 1 - step.iteration
@@ -218,11 +226,13 @@ class ModelRunner:
         result.status = worker_pb2.STEP_STATUS_DONE
         if not rows.handles.size:
             return False  # only news of finished requests, or a beat without work
-        inputs = build_inputs(rows, self._batch)
+        self._steady = self._steady or SteadyDecodes.of(rows, self._batch)
+        steady = self._steady
+        inputs = build_inputs(rows, self._batch) if steady is None else steady.inputs(rows)
         prepared = time.perf_counter()
         with forward_context(ForwardContext(self._operators, inputs.batch, self._caches)):
-            sampling = self._sampling_rows(rows)
-            reports = bool((self._batch.prompt_logprobs[rows.slots] >= 0).any())
+            sampling = self._sampling_rows(rows) if steady is None else steady.everyone
+            reports = steady is None and bool((self._batch.prompt_logprobs[rows.slots] >= 0).any())
             sampled_tokens = as_index(inputs.last_tokens[sampling])
             output = self._model.step(inputs.token_ids, inputs.positions, sampled_tokens, wants_hidden=reports)
             if output.hidden is not None:
