@@ -16,10 +16,9 @@ from trivet_chassis.logging import LogLevel
 from trivet_frontend.offline import Batch, Prompt, RequestOutput, SamplingParams
 from trivet_proto.errors import TrivetError, invalid
 
-from trivet.offline.choosing import engine_in_process, engine_of_children
-from trivet.offline.engine_thread import EngineThread
+from trivet.offline.choosing import child_processes, this_process
 from trivet.offline.progress_bar import wait_with_progress
-from trivet.offline.settings import frontend_settings, in_keywords, load_offline_settings
+from trivet.offline.settings import in_keywords, load_offline_settings
 
 Prompts = str | list[int] | Sequence[str | list[int]]
 
@@ -85,11 +84,7 @@ class LLM:
                 },
                 environ,
             )
-            if inprocess:
-                open_engine = engine_in_process(settings, environ)
-            else:
-                open_engine = engine_of_children(settings, environ, shows_start=progress)
-            engine = EngineThread(open_engine, lambda address: frontend_settings(settings, environ, address))
+            engine = this_process(settings, environ) if inprocess else child_processes(settings, environ, shows_start=progress)
             engine.start()
         except TrivetError as error:
             raise in_keywords(error) from None

@@ -30,6 +30,8 @@ SettingsAt = Callable[[str], FrontendSettings]
 class EngineThread:
     """Started once, stopped once."""
 
+    NAME = "trivet-engine"
+
     def __init__(self, open_engine: OpenEngine, settings_at: SettingsAt) -> None:
         self._open_engine = open_engine
         self._settings_at = settings_at
@@ -38,7 +40,7 @@ class EngineThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._is_told_to_stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="trivet-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=self.NAME, daemon=True)
 
     def start(self) -> None:
         """Return when the engine serves. Raises what it could not start for; then nothing is left of it."""
