@@ -1,20 +1,28 @@
-"""A launch of fake services as a child process, with what a test asks of it. Leaving checks that nothing is left."""
+"""A launch of fake services as a child process, with what a test asks of it, and an engine without a model in this one.
+
+Leaving a launch checks that nothing is left.
+"""
 
 import asyncio
+import contextlib
 import json
 import os
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
+from trivet.offline.engine import RunningEngine
+from trivet_chassis.rpc import create_channel
+from trivet_doubles.mock_scheduler import MockScheduler, MockSchedulerSettings
 
 WITHIN_S = 30.0
 
@@ -122,3 +130,41 @@ def launching() -> Launching:
                 process.wait()
 
     return launch
+
+
+class Played:
+    """An engine that dies when it is told to, of what it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self._address = f"unix:{folder}/played.sock"
+        self._death: asyncio.Future[BaseException] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.gone = threading.Event()
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[RunningEngine]:
+        self._loop = asyncio.get_running_loop()
+        self._death = self._loop.create_future()
+        settings = MockSchedulerSettings(listen=self._address, synthetic=True, step_time=0.005)
+        async with MockScheduler(settings):
+            life = asyncio.create_task(self._live(self._death))
+            try:
+                yield RunningEngine(self._address, create_channel, life)
+            finally:
+                life.cancel()
+                await asyncio.gather(life, return_exceptions=True)
+                self.gone.set()
+
+    async def _live(self, death: asyncio.Future[BaseException]) -> NoReturn:
+        raise await death
+
+    def die(self, error: BaseException) -> None:
+        assert self._loop is not None
+        assert self._death is not None
+        self._loop.call_soon_threadsafe(self._death.set_result, error)
+
+
+@pytest.fixture
+def played() -> Iterator[Played]:
+    with tempfile.TemporaryDirectory(prefix="trivet-") as folder:
+        yield Played(Path(folder))

@@ -1,64 +1,21 @@
 """The thread of an engine: started, told to end, and what callers see of an engine that dies, over a scheduler without a model."""
 
-import asyncio
 import concurrent.futures
 import contextlib
-import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import pytest
 from trivet.offline.engine import RunningEngine
 from trivet.offline.engine_thread import EngineThread
-from trivet_chassis.rpc import create_channel
-from trivet_doubles.mock_scheduler import MockScheduler, MockSchedulerSettings
 from trivet_frontend.config import FrontendSettings
 from trivet_frontend.offline import Batch, RequestOutput, SamplingParams
 from trivet_proto.errors import ErrorKind, TrivetError
 
 
-class Played:
-    """An engine that dies when it is told to, of what it is told."""
-
-    def __init__(self, folder: Path) -> None:
-        self._address = f"unix:{folder}/played.sock"
-        self._death: asyncio.Future[BaseException] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.gone = threading.Event()
-
-    @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[RunningEngine]:
-        self._loop = asyncio.get_running_loop()
-        self._death = self._loop.create_future()
-        settings = MockSchedulerSettings(listen=self._address, synthetic=True, step_time=0.005)
-        async with MockScheduler(settings):
-            life = asyncio.create_task(self._live(self._death))
-            try:
-                yield RunningEngine(self._address, create_channel, life)
-            finally:
-                life.cancel()
-                await asyncio.gather(life, return_exceptions=True)
-                self.gone.set()
-
-    async def _live(self, death: "asyncio.Future[BaseException]") -> NoReturn:
-        raise await death
-
-    def die(self, error: BaseException) -> None:
-        assert self._loop is not None
-        assert self._death is not None
-        self._loop.call_soon_threadsafe(self._death.set_result, error)
-
-
 @pytest.fixture
-def played() -> Iterator[Played]:
-    with tempfile.TemporaryDirectory(prefix="trivet-") as folder:
-        yield Played(Path(folder))
-
-
-@pytest.fixture
-def thread(played: Played) -> Iterator[EngineThread]:
+def thread(played: Any) -> Iterator[EngineThread]:
     started = EngineThread(played.open, lambda address: FrontendSettings(scheduler=(address,)))
     started.start()
     yield started
@@ -80,7 +37,7 @@ def test_work_is_done_until_the_thread_is_stopped(thread: EngineThread) -> None:
         answer(thread, 3)
 
 
-def test_what_runs_when_the_engine_dies_ends_and_later_calls_say_of_what_it_died(played: Played, thread: EngineThread) -> None:
+def test_what_runs_when_the_engine_dies_ends_and_later_calls_say_of_what_it_died(played: Any, thread: EngineThread) -> None:
     batch = Batch([[5, 6], [7]], [SamplingParams(max_tokens=100, ignore_eos=True)] * 2)
     running = thread.submit(lambda inference: batch.run(inference, at_once=2))
     played.die(TrivetError(ErrorKind.UNAVAILABLE, "worker-0 died once too often"))
@@ -92,7 +49,7 @@ def test_what_runs_when_the_engine_dies_ends_and_later_calls_say_of_what_it_died
         answer(thread, 3)
 
 
-def test_an_engine_that_breaks_is_logged_and_told(played: Played, thread: EngineThread, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_that_breaks_is_logged_and_told(played: Any, thread: EngineThread, caplog: pytest.LogCaptureFixture) -> None:
     played.die(RuntimeError("a fault of ours"))
     assert played.gone.wait(30)
     thread.stop()
@@ -114,7 +71,7 @@ def test_an_engine_that_cannot_start_leaves_nothing() -> None:
     assert threading.active_count() == before
 
 
-def test_an_engine_that_dies_while_starting_ends_the_start(played: Played) -> None:
+def test_an_engine_that_dies_while_starting_ends_the_start(played: Any) -> None:
     @contextlib.asynccontextmanager
     async def dying() -> AsyncIterator[RunningEngine]:
         async with played.open() as engine:
