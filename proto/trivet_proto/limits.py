@@ -10,3 +10,6 @@ MAX_STREAM_MESSAGE_BYTES = MIB
 
 CHUNK_BYTES = 256 * 1024
 """One piece of a blob or bundle."""
+
+MAX_PROMPT_LOGPROBS = 256
+"""The most alternatives for each token of a prompt: a step runs thousands of those, and answers within `MAX_MESSAGE_BYTES`."""

@@ -4,11 +4,12 @@ import asyncio
 import hashlib
 import threading
 
+import numpy as np
 import pytest
 from trivet_chassis.lifecycle import Lifecycle
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.limits import MAX_STREAM_MESSAGE_BYTES
-from trivet_proto.packing import pack_f32, pack_i32, unpack_i32
+from trivet_proto.packing import pack_f32, pack_i32, pack_u32, unpack_i32
 from trivet_proto.v1 import types_pb2, worker_pb2
 from trivet_worker.link import attachment as attachment_module
 from trivet_worker.link.results import split_result
@@ -241,3 +242,28 @@ def test_long_prompt_logprobs_are_cut_into_parts_under_the_limit() -> None:
     assert all(part.ByteSize() < MAX_STREAM_MESSAGE_BYTES for part in parts)
     assert [chunk.first_position for part in parts for chunk in part.prompt_logprobs] == [chunk.first_position for chunk in chunks]
     assert [part.token_ids for part in parts] == [b""] * (len(parts) - 1) + [pack_i32([9])]
+
+
+@pytest.mark.parametrize("rows", [(0, 1, 2, 3), (1, 3), (2,)])
+def test_rows_with_the_whole_vocabulary_are_cut_into_parts_that_join_to_the_same_answer(rows) -> None:
+    entries, count = 200, len(rows)
+    values = np.arange(count * entries, dtype=np.float32)
+    result = worker_pb2.StepResult(
+        step=4, status=worker_pb2.STEP_STATUS_DONE, handles=pack_u32([10, 11, 12, 13]), token_counts=pack_i32([1] * 4),
+        token_ids=pack_i32([5, 6, 7, 8]), flags=bytes(4), logprob_rows=pack_i32(rows),
+        logprobs=types_pb2.Logprobs(
+            counts=pack_i32([entries] * count), token_ids=pack_i32(values), values=pack_f32(values), ranks=pack_i32(rows)
+        ),
+    )  # fmt: skip
+    parts = split_result(result, most_bytes=entries * 8 + 100)
+    assert len(parts) == count
+    joined = {name: b"".join(getattr(part, name) for part in parts) for name in ("handles", "token_counts", "token_ids", "flags")}
+    assert joined == {name: getattr(result, name) for name in joined}
+    before, scored = 0, []
+    for part in parts:
+        scored += [before + row for row in unpack_i32(part.logprob_rows).tolist()]
+        before += len(part.handles) // 4
+    assert scored == list(rows)
+    for name in ("counts", "token_ids", "values", "ranks"):
+        assert b"".join(getattr(part.logprobs, name) for part in parts) == getattr(result.logprobs, name)
+    assert [part.status for part in parts][-1] == worker_pb2.STEP_STATUS_DONE

@@ -12,6 +12,7 @@ from trivet_chassis.resolving import Peers
 from trivet_chassis.settings import Setting
 from trivet_proto.errors import invalid
 
+from trivet_worker.batch_invariance import BatchInvariance
 from trivet_worker.weights.quantization import Quantization
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -49,6 +50,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(help="how weights are kept: none: in dtype; gguf: in the blocks of the file; int8: 8 bits a weight, activations too"),
     ] = "none"
     attention_backend: Annotated[Literal["auto", "cpu", "torch"], Setting(help="how attention runs")] = "auto"
+    batch_invariant: Annotated[
+        BatchInvariance, Setting(help="a token's logits do not depend on what else is in its step: on is an error where that cannot hold")
+    ] = "auto"
+    max_logprobs: Annotated[int, Setting(help="most log probabilities beside a token's own; -1: the whole vocabulary", minimum=-1)] = 20
+    logits_processors: Annotated[tuple[str, ...], Setting(help="classes that change logits, as package.module:Class")] = ()
     threads: Annotated[int | None, Setting(help="compute threads; none: one per core", minimum=1)] = None
     spin: Annotated[
         int, Setting(help="turns that a compute thread spins for its next piece of work before it sleeps (GOMP_SPINCOUNT)", minimum=0)
@@ -65,6 +71,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not self.scheduler:
             raise invalid("scheduler: at least one address is needed", "scheduler")
         Peers(self.scheduler, name="scheduler")
+        if self.max_logprobs == 0:
+            raise invalid("max_logprobs: 0 is no limit that is served; at least 1, or -1 for the whole vocabulary", "max_logprobs")
         way_out = "bind 127.0.0.1 or a Unix socket, or set --insecure if the network is trusted"
         for name, address in (("listen", self.listen), ("metrics_listen", self.metrics_listen)):
             if address:

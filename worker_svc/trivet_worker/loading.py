@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from trivet_checkpoint import Checkpoint, ModelBundle, bundle_of, open_checkpoint, resolve_model
-from trivet_proto.errors import ErrorKind, TrivetError
+from trivet_proto.errors import ErrorKind, TrivetError, invalid
+from trivet_proto.limits import MAX_MESSAGE_BYTES, MAX_PROMPT_LOGPROBS
 from trivet_proto.packing import pack_i32
 from trivet_proto.v1 import types_pb2
 
 from trivet_worker.attention.backends import AttentionBackend, AttentionNeeds, Selection, select_backend
+from trivet_worker.batch_invariance import holds_batch_invariance
 from trivet_worker.config import WorkerSettings
 from trivet_worker.models.llama import head_size_of
 from trivet_worker.models.model import Model
@@ -21,12 +23,13 @@ from trivet_worker.models.registry import Forms, forms_of
 from trivet_worker.runner.limits import RunnerLimits
 from trivet_worker.runner.runner import ModelRunner
 from trivet_worker.sampling.noise import REVISION
+from trivet_worker.sampling.processors import load_processors
 from trivet_worker.weights import loader
 
 logger = logging.getLogger(__name__)
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-MAX_LOGPROBS = 20
+LOGPROB_BYTES = 8  # of an id and its value
 LOG_EVERY = 0.25  # of the weights, where there is no terminal to show a bar
 
 
@@ -62,6 +65,9 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
     )
     for name, reason in selection.rejected:
         logger.info("attention backend %s is not taken: %s", name, reason)
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in selection.rejected) or f"attention_backend {selection.backend.name}"
+    is_invariant = holds_batch_invariance(settings.batch_invariant, is_native=selection.backend.native, reasons=reasons)
+    processors = load_processors(settings.logits_processors, checkpoint.vocab_size)
 
     def filled() -> Model:
         model = _empty_model(settings, checkpoint, forms, selection, dtype, context)
@@ -71,7 +77,7 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
     model = filled()
     caches = model.layer_caches()
     limits = RunnerLimits(settings.max_num_seqs, settings.max_num_batched_tokens, context, settings.block_size)
-    runner = ModelRunner(model, selection.backend.operators, limits, filled)
+    runner = ModelRunner(model, selection.backend.operators, limits, filled, processors)
     runner.warm_up()
     bundle = bundle_of(checkpoint)
     logger.info(
@@ -81,7 +87,7 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
         runner=runner,
         backend=selection.backend,
         limits=limits,
-        card=_card(settings, checkpoint, bundle, dtype, context),
+        card=_card(settings, checkpoint, bundle, dtype, context, is_invariant=is_invariant),
         bundle=bundle,
         layers=[cache.to_proto(settings.block_size) for cache in caches],
         kv_bytes=_kv_bytes(settings, sum(cache.page_bytes(settings.block_size) for cache in caches), model.vocab_size),
@@ -134,7 +140,9 @@ def _fill(model: Model, checkpoint: Checkpoint, settings: WorkerSettings) -> Non
     loader.load_weights(checkpoint, model.placements(), log)
 
 
-def _card(settings: WorkerSettings, checkpoint: Checkpoint, bundle: ModelBundle, dtype: torch.dtype, context: int) -> types_pb2.ModelCard:
+def _card(
+    settings: WorkerSettings, checkpoint: Checkpoint, bundle: ModelBundle, dtype: torch.dtype, context: int, *, is_invariant: bool
+) -> types_pb2.ModelCard:
     special, dtype_name = checkpoint.special_tokens, str(dtype).removeprefix("torch.")
     card = types_pb2.ModelCard(
         name=settings.served_model_name or checkpoint.name,
@@ -147,9 +155,10 @@ def _card(settings: WorkerSettings, checkpoint: Checkpoint, bundle: ModelBundle,
             quantization="" if settings.quantization == "none" else settings.quantization,
             kv_dtype=dtype_name,
             sampler_revision=REVISION,
+            batch_invariant=is_invariant,
         ),
         tasks=[types_pb2.TASK_GENERATE],
-        max_logprobs=MAX_LOGPROBS,
+        max_logprobs=_max_logprobs(settings, checkpoint.vocab_size),
         bundle_sha256=bundle.digest,
         block_size=settings.block_size,
     )
@@ -158,6 +167,19 @@ def _card(settings: WorkerSettings, checkpoint: Checkpoint, bundle: ModelBundle,
     if special.pad_id is not None:
         card.pad_token_id = special.pad_id
     return card
+
+
+def _max_logprobs(settings: WorkerSettings, vocab_size: int) -> int:
+    """Raises INVALID_ARGUMENT where a step's answer could become longer than any message."""
+    most = vocab_size if settings.max_logprobs < 0 else min(settings.max_logprobs, vocab_size)
+    entries = settings.max_num_seqs * (most + 1) + settings.max_num_batched_tokens * (min(most, MAX_PROMPT_LOGPROBS) + 1)
+    if entries * LOGPROB_BYTES > MAX_MESSAGE_BYTES:
+        raise invalid(
+            f"max_logprobs: {most} log probabilities for each of {settings.max_num_seqs} requests (max_num_seqs) and those of "
+            f"{settings.max_num_batched_tokens} prompt tokens (max_num_batched_tokens) do not fit into a step's answer; lower one of them",
+            "max_logprobs",
+        )
+    return most
 
 
 def _kv_bytes(settings: WorkerSettings, bytes_per_block: int, vocab_size: int) -> int:

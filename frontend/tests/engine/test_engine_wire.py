@@ -47,11 +47,13 @@ def test_every_sampling_field_arrives() -> None:
         "ignore_eos": True,
     }
     lists = {"logit_bias": ((5, -100.0), (6, 1.5)), "bad_words": ((1, 2), (3,)), "allowed_token_ids": (8, 9), "stop_token_ids": (4,)}
+    lists["processor_arguments"] = b'{"a":1}'
     [message] = wire.add_messages(request_of([1], **sampling, **lists), [1, 2], age_ms=0, timeout_ms=None)
     sent = message.add.sampling
     for name, value in sampling.items():
         assert getattr(sent, name) == value, name
     assert sent.HasField("logprobs")
+    assert sent.extra == b'{"a":1}'
     assert unpack_i32(sent.logit_bias_ids).tolist() == [5, 6]
     assert unpack_f32(sent.logit_bias_values).tolist() == [-100.0, 1.5]
     assert unpack_i32(sent.bad_words_ids).tolist() == [1, 2, 3]

@@ -58,6 +58,7 @@ WRONG_FIELDS = [
     ("logit_bias", [{"49152": 1}, {"-1": 1}, {"abc": 1}, {"5": 101}, {"5": -101}, {"5": "x"}, {"5": True}, [5], {"1_0": 1}]),
     ("bad_words", [[""], "word", [5]]),
     ("allowed_token_ids", [[], [49152], [-1], ["a"]]),
+    ("logits_processors_args", [[1], "x"]),
     ("prompt_logprobs", [21, -1, True, 1.5]),
     ("best_of", [2, 0]),
     ("stream_options", [{"include_usage": True}, 5]),

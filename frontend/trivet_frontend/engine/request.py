@@ -48,6 +48,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    processor_arguments: bytes = b""  # a JSON object for custom logits processors
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 

@@ -139,6 +139,8 @@ def _sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
     if sampling.bad_words:
         message.bad_words_ids = pack_i32([token for word in sampling.bad_words for token in word])
         message.bad_words_counts = pack_i32([len(word) for word in sampling.bad_words])
+    if sampling.processor_arguments:
+        message.extra = sampling.processor_arguments
     return message
 
 

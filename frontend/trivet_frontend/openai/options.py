@@ -74,6 +74,7 @@ def _options(
         logit_bias=body.logit_bias,
         bad_words=body.bad_words or (),
         allowed_token_ids=body.allowed_token_ids,
+        processor_arguments=body.logits_processors_args,
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
         n=body.n,

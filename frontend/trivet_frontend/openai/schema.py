@@ -38,6 +38,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[str, float] | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
+    logits_processors_args: dict[str, Any] | None = None
     prompt_logprobs: int | None = None
     n: int | None = None
     best_of: int | None = None

@@ -31,6 +31,8 @@ class GenerationOptions:
     bad_words: Sequence[str] = ()
     # None: all tokens; an empty list is an error.
     allowed_token_ids: Sequence[int] | None = None
+    # For the custom logits processors of the workers, which alone know what they mean.
+    processor_arguments: Mapping[str, Any] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int | None = None

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from trivet_proto.errors import ErrorKind, TrivetError
 
 from trivet_frontend.engine import SamplingParams
@@ -150,6 +151,7 @@ def resolve_sampling(
         logit_bias=parse_logit_bias(options.logit_bias, vocab_size=vocab_size),
         allowed_token_ids=tuple(options.allowed_token_ids or ()),
         bad_words=bad_words,
+        processor_arguments=msgspec.json.encode(options.processor_arguments) if options.processor_arguments else b"",
         logprobs=options.logprobs,
         prompt_logprobs=prompt_logprobs,
     )

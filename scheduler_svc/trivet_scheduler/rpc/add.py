@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from trivet_chassis.clock import Clock
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
+from trivet_proto.limits import MAX_PROMPT_LOGPROBS
 from trivet_proto.packing import unpack_f32, unpack_i32
 from trivet_proto.v1 import engine_pb2, types_pb2
 
@@ -103,6 +104,12 @@ def check_sampling(sampling: types_pb2.SamplingParams, card: types_pb2.ModelCard
     for name in ("logprobs", "prompt_logprobs"):
         if card.max_logprobs and getattr(sampling, name) > card.max_logprobs:
             raise invalid(f"{name} is {getattr(sampling, name)}; at most {card.max_logprobs} are given", name)
+    if sampling.prompt_logprobs > MAX_PROMPT_LOGPROBS:
+        raise invalid(f"prompt_logprobs is {sampling.prompt_logprobs}; at most {MAX_PROMPT_LOGPROBS} are given", "prompt_logprobs")
+    chosen = len(unpack_i32(sampling.logprob_token_ids))
+    for name, count in (("all_logprobs", vocabulary if sampling.all_logprobs else 0), ("logprob_token_ids", chosen)):
+        if card.max_logprobs and count > card.max_logprobs:
+            raise invalid(f"{name} wants {count} log probabilities a token; at most {card.max_logprobs} are given", name)
 
 
 def _token_ids(data: bytes, name: str, vocab_size: int) -> NDArray[np.int32]:

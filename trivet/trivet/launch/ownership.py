@@ -25,6 +25,8 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "threads": (WORKER,),
     "quantization": (WORKER,),
     "attention_backend": (WORKER,),
+    "batch_invariant": (WORKER,),
+    "logits_processors": (WORKER,),
     "enable_prefix_caching": (SCHEDULER,),
     "policy": (SCHEDULER,),
     "step_timeout": (SCHEDULER,),

@@ -39,6 +39,11 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     attention_backend: Annotated[str | None, Setting(help="auto: native code where it can, torch elsewhere; or cpu or torch")] = None
 
+    batch_invariant: Annotated[str | None, Setting(help="auto; on: an error where logits would depend on the batch; off")] = None
+    logits_processors: Annotated[
+        tuple[str, ...] | None, Setting(help="classes that change logits, as package.module:Class, separated by commas")
+    ] = None
+
     # scheduler
     policy: Annotated[str | None, Setting(help="who runs first: fcfs or priority")] = None
     step_timeout: Annotated[
