@@ -181,11 +181,14 @@ struct Decoder::State {
       auto gated = [&](Activations& into, int64_t index) {
         prepare(into, inner.as<float>(), shape.inner, index, index + 1);
       };
-      prepare_shared(member, to_down, rows, gated);
+      if (!by_columns(rows)) prepare_shared(member, to_down, rows, gated);
       multiply(member, layer.down, layer.down_bias, to_down, rows, row(hidden, begin, shape.hidden), shape.hidden,
                Output::add, desk, gated);
     }
   }
+
+  // Whether the down projection's input is made column by column, as soon as they are there.
+  bool by_columns(int64_t rows) const { return rows > RACED_ROWS && can_prepare_columns(shape.format); }
 
   // inner = silu(gate) * up. An item makes the same columns of both, and hands them on while they are in its caches.
   template <typename PrepareRow>
@@ -202,14 +205,14 @@ struct Decoder::State {
       matmul(weight, prepared.get(), {0, rows, first, last}, results - begin, 2 * width, Output::store);
       matmul(weight, prepared.get(), {0, rows, half + first, half + last}, up - shape.inner - begin, 2 * width,
              Output::store);
-      for (int64_t index = 0; index < rows; ++index) {
+      for (int64_t index = 0; !bias.empty() && index < rows; ++index) {
         float* gate = results + index * 2 * width;
-        for (int64_t column = 0; !bias.empty() && column < width; ++column) {
+        for (int64_t column = 0; column < width; ++column) {
           gate[column] += bias[begin + column];
           gate[width + column] += bias[shape.inner + begin + column];
         }
-        kernels.silu_and_multiply(gate, gate + width, width);
       }
+      kernels.silu_and_multiply_rows(results, rows, width);
     };
     auto publish = [&](int64_t first, int64_t last) {
       const int64_t width = (last - first) * panel_columns;
@@ -226,7 +229,12 @@ struct Decoder::State {
     member.each(shares.count, [&](int64_t item) {
       for (int64_t panel = shares.first(item); panel < shares.first(item + 1); ++panel) {
         compute(panel, panel + 1);
-        publish(panel, panel + 1);
+        if (by_columns(rows)) {
+          const int64_t begin = panel * panel_columns;
+          prepare_columns(to_down.shared, results, 2 * panel_columns, rows, begin, begin + panel_columns);
+        } else {
+          publish(panel, panel + 1);
+        }
       }
     });
   }

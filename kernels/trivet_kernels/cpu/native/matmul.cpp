@@ -30,6 +30,7 @@ bool is_block_format(WeightFormat format) {
 struct Kernels {
   Matmul matmul;
   Prepare prepare;
+  PrepareColumns prepare_columns = nullptr;  // of formats whose columns need nothing of each other
 };
 
 // The best kernel of a format at a level. bf16 without AVX512-BF16 and int8 without VNNI take the AVX2 kernels.
@@ -39,14 +40,14 @@ Kernels kernels_for(WeightFormat format, Isa isa) {
   const bool avx512 = isa >= Isa::avx512;
   switch (format) {
     case WeightFormat::f32:
-      if (avx512) return {matmul_f32_avx512, prepare_f32_plain};
-      if (isa == Isa::avx2) return {matmul_f32_avx2, prepare_f32_plain};
-      return {matmul_f32_plain, prepare_f32_plain};
+      if (avx512) return {matmul_f32_avx512, prepare_f32_plain, prepare_f32_columns_plain};
+      if (isa == Isa::avx2) return {matmul_f32_avx2, prepare_f32_plain, prepare_f32_columns_plain};
+      return {matmul_f32_plain, prepare_f32_plain, prepare_f32_columns_plain};
     case WeightFormat::bf16:
-      if (isa == Isa::amx) return {matmul_bf16_amx, prepare_bf16_avx512};
-      if (avx512 && cpu.avx512_bf16) return {matmul_bf16_avx512, prepare_bf16_avx512};
-      if (isa >= Isa::avx2) return {matmul_bf16_avx2, prepare_bf16_plain};
-      return {matmul_bf16_plain, prepare_bf16_plain};
+      if (isa == Isa::amx) return {matmul_bf16_amx, prepare_bf16_avx512, prepare_bf16_columns_avx512};
+      if (avx512 && cpu.avx512_bf16) return {matmul_bf16_avx512, prepare_bf16_avx512, prepare_bf16_columns_avx512};
+      if (isa >= Isa::avx2) return {matmul_bf16_avx2, prepare_bf16_plain, prepare_bf16_columns_plain};
+      return {matmul_bf16_plain, prepare_bf16_plain, prepare_bf16_columns_plain};
     case WeightFormat::i8:
       if (isa == Isa::amx) return {matmul_i8_amx, prepare_i8_amx};
       if (avx512 && cpu.avx512_vnni) return {matmul_i8_avx512, prepare_i8_avx512};
@@ -61,9 +62,9 @@ Kernels kernels_for(WeightFormat format, Isa isa) {
 #else
   switch (format) {
     case WeightFormat::f32:
-      return {matmul_f32_plain, prepare_f32_plain};
+      return {matmul_f32_plain, prepare_f32_plain, prepare_f32_columns_plain};
     case WeightFormat::bf16:
-      return {matmul_bf16_plain, prepare_bf16_plain};
+      return {matmul_bf16_plain, prepare_bf16_plain, prepare_bf16_columns_plain};
     case WeightFormat::i8:
       return {matmul_i8_plain, prepare_i8_plain};
     default:
@@ -125,6 +126,16 @@ Activations::Activations(WeightFormat format, int64_t capacity_rows, int64_t k)
 void prepare(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
   assert(0 <= row_begin && row_end <= into.capacity_rows);
   kernels_for(into.format, isa_in_use()).prepare(into, x, ldx, row_begin, row_end);
+}
+
+bool can_prepare_columns(WeightFormat format) {
+  return kernels_for(format, isa_in_use()).prepare_columns != nullptr;
+}
+
+void prepare_columns(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
+                     int64_t column_end) {
+  assert(column_begin % 32 == 0 && column_end <= into.k);
+  kernels_for(into.format, isa_in_use()).prepare_columns(into, x, ldx, rows, column_begin, column_end);
 }
 
 void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, float* out, int64_t ldo,

@@ -76,6 +76,12 @@ struct Activations {
 // NaN or infinity makes that row of the product NaN, and no other. Rows may be prepared by different threads.
 void prepare(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end);
 
+// The same for the columns [column_begin, column_end) alone, multiples of 32 but for the last, of rows [0, rows): x
+// points at row 0 of the first of them. Not for every format: in some a whole row has one scale.
+bool can_prepare_columns(WeightFormat format);
+void prepare_columns(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
+                     int64_t column_end);
+
 enum class Output { store, add };  // add: the finished product is added to what is there
 
 // out[row, column] for rows [row_begin, row_end) and the columns of panels [panel_begin, panel_end); out points at

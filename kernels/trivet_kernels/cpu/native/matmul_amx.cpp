@@ -172,7 +172,8 @@ void matmul_tiles(const MatmulTask& task) {
     const int64_t chunk_end = std::min(chunk + chunk_rows, row_end);
     const int64_t blocks = (chunk_end - chunk + 31) / 32;
     for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-      const bool last = panel + 1 == panel_end;
+      // Beyond the range too: what comes next is mostly asked for by the same thread.
+      const bool last = panel + 1 == task.weight.panels;
       PanelPrefetch next(task.panel(panel + 1), last ? 0 : task.weight.panel_bytes, blocks * steps);
       for (int64_t part = 0; part < parts; ++part) {
         const int64_t step_begin = steps * part / parts, step_end = steps * (part + 1) / parts;

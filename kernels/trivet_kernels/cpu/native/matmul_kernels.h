@@ -45,6 +45,9 @@ int8_t* thread_scratch(int64_t bytes);
 using Matmul = void (*)(const MatmulTask&);
 using Prepare = void (*)(Activations&, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end);
 
+using PrepareColumns = void (*)(Activations&, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
+                                int64_t column_end);
+
 void matmul_f32_plain(const MatmulTask&);
 void matmul_bf16_plain(const MatmulTask&);
 void matmul_i8_plain(const MatmulTask&);
@@ -53,6 +56,8 @@ void prepare_f32_plain(Activations&, const float*, int64_t, int64_t, int64_t);
 void prepare_bf16_plain(Activations&, const float*, int64_t, int64_t, int64_t);
 void prepare_i8_plain(Activations&, const float*, int64_t, int64_t, int64_t);
 void prepare_blocks_plain(Activations&, const float*, int64_t, int64_t, int64_t);
+void prepare_f32_columns_plain(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
+void prepare_bf16_columns_plain(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
 
 #if defined(__x86_64__)
 void matmul_f32_avx2(const MatmulTask&);
@@ -65,6 +70,7 @@ void matmul_bf16_avx512(const MatmulTask&);    // needs AVX512-BF16
 void matmul_i8_avx512(const MatmulTask&);      // needs AVX512-VNNI
 void matmul_blocks_avx512(const MatmulTask&);  // needs AVX512-VNNI
 void prepare_bf16_avx512(Activations&, const float*, int64_t, int64_t, int64_t);
+void prepare_bf16_columns_avx512(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
 void prepare_i8_avx512(Activations&, const float*, int64_t, int64_t, int64_t);  // values + 128, unsigned
 void prepare_i8_amx(Activations&, const float*, int64_t, int64_t, int64_t);
 void prepare_blocks_avx512(Activations&, const float*, int64_t, int64_t, int64_t);

@@ -34,6 +34,19 @@ const uint8_t* group_of(const uint8_t* panel, int64_t step, int64_t column, int6
   return panel + step * step_bytes + column / 16 * (step_bytes / 2) + group * line_bytes + column % 16 * 4;
 }
 
+// Columns [begin, end) of a row; `from` points at the first of them.
+void prepare_f32_row(Activations& into, const float* from, int64_t row, int64_t begin, int64_t end) {
+  for (int64_t column = begin; column < end; column += 16) {
+    std::memcpy(into.line(row, column / 16), from + column - begin, std::min<int64_t>(16, end - column) * 4);
+  }
+}
+
+void prepare_bf16_row(Activations& into, const float* from, int64_t row, int64_t begin, int64_t end) {
+  for (int64_t column = begin; column < end; ++column) {
+    reinterpret_cast<uint16_t*>(into.line(row, column / 32))[column % 32] = to_bfloat16(from[column - begin]);
+  }
+}
+
 }  // namespace
 
 void matmul_f32_plain(const MatmulTask& task) {
@@ -85,23 +98,21 @@ void matmul_i8_plain(const MatmulTask& task) {
 }
 
 void prepare_f32_plain(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    for (int64_t step = 0; step < into.steps; ++step) {
-      const int64_t values = std::min<int64_t>(16, into.k - step * 16);
-      std::memcpy(into.line(row, step), x + row * ldx + step * 16, values * 4);
-    }
-  }
+  for (int64_t row = row_begin; row < row_end; ++row) prepare_f32_row(into, x + row * ldx, row, 0, into.k);
+}
+
+void prepare_f32_columns_plain(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
+                               int64_t column_end) {
+  for (int64_t row = 0; row < rows; ++row) prepare_f32_row(into, x + row * ldx, row, column_begin, column_end);
 }
 
 void prepare_bf16_plain(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    const float* from = x + row * ldx;
-    for (int64_t step = 0; step < into.steps; ++step) {
-      const int64_t values = std::min<int64_t>(32, into.k - step * 32);
-      auto* to = reinterpret_cast<uint16_t*>(into.line(row, step));
-      for (int64_t i = 0; i < values; ++i) to[i] = to_bfloat16(from[step * 32 + i]);
-    }
-  }
+  for (int64_t row = row_begin; row < row_end; ++row) prepare_bf16_row(into, x + row * ldx, row, 0, into.k);
+}
+
+void prepare_bf16_columns_plain(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
+                                int64_t column_end) {
+  for (int64_t row = 0; row < rows; ++row) prepare_bf16_row(into, x + row * ldx, row, column_begin, column_end);
 }
 
 void prepare_i8_plain(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {

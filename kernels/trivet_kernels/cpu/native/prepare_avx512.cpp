@@ -27,6 +27,15 @@ __m512i quantised(const float* values, int64_t count, const QuantisationScale& s
   return _mm512_cvtps_epi32(_mm512_mul_ps(value, _mm512_set1_ps(scale.inverse)));
 }
 
+// Columns [begin, end) of a row; `from` points at the first of them.
+void prepare_bf16_row(Activations& into, const float* from, int64_t row, int64_t begin, int64_t end) {
+  for (int64_t column = begin; column < end; column += 32, from += 32) {
+    const __m512 low = _mm512_maskz_loadu_ps(first(end - column), from);
+    const __m512 high = _mm512_maskz_loadu_ps(first(end - column - 16), from + 16);
+    _mm512_storeu_si512(into.line(row, column / 32), (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+}
+
 void prepare_i8(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end, int offset) {
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* from = x + row * ldx;
@@ -47,15 +56,12 @@ void prepare_i8(Activations& into, const float* x, int64_t ldx, int64_t row_begi
 }  // namespace
 
 void prepare_bf16_avx512(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    const float* from = x + row * ldx;
-    for (int64_t step = 0; step < into.steps; ++step) {
-      const int64_t column = step * 32;
-      const __m512 low = _mm512_maskz_loadu_ps(first(into.k - column), from + column);
-      const __m512 high = _mm512_maskz_loadu_ps(first(into.k - column - 16), from + column + 16);
-      _mm512_storeu_si512(into.line(row, step), (__m512i)_mm512_cvtne2ps_pbh(high, low));
-    }
-  }
+  for (int64_t row = row_begin; row < row_end; ++row) prepare_bf16_row(into, x + row * ldx, row, 0, into.k);
+}
+
+void prepare_bf16_columns_avx512(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
+                                 int64_t column_end) {
+  for (int64_t row = 0; row < rows; ++row) prepare_bf16_row(into, x + row * ldx, row, column_begin, column_end);
 }
 
 void prepare_i8_avx512(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {

@@ -15,6 +15,8 @@ struct RowKernels {
   void (*rotate)(float* head, const float* cosines, const float* sines, int64_t head_size);
   // gate = silu(gate) * up
   void (*silu_and_multiply)(float* gate, const float* up, int64_t size);
+  // The same in each of `rows` rows of [2][size]: gate, then up.
+  void (*silu_and_multiply_rows)(float* values, int64_t rows, int64_t size);
   // gate = gelu(gate) * up, by the tangent formula
   void (*gelu_tanh_and_multiply)(float* gate, const float* up, int64_t size);
   // A query row as the attention reads it.

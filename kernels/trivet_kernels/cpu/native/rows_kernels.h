@@ -1,6 +1,10 @@
 // The work on rows, in compiler vectors. Included by one file per instruction set, which names its table.
 #pragma once
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include <cmath>
 
 #include "rows.h"
@@ -45,35 +49,55 @@ void rotate(float* head, const float* cosines, const float* sines, int64_t head_
   }
 }
 
-void silu_and_multiply(float* gate, const float* up, int64_t size) {
-  const Floats base2 = splat(-1.44269504f), one = splat(1.0f);
+// value / (1 + 2^exponent)
+inline Floats damped(Floats value, Floats exponent) {
+#if defined(__AVX512F__)
+  // Scaling by a power of two and the reciprocal have instructions here: half the time of what follows. The bounds
+  // keep 1 + 2^exponent finite; NaN passes them.
+  __m512 bounded = _mm512_min_ps(_mm512_set1_ps(126.0f), (__m512)exponent);
+  bounded = _mm512_max_ps(_mm512_set1_ps(-126.0f), bounded);
+  const __m512 whole = _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 power = _mm512_scalef_ps((__m512)exp2_of_part((Floats)_mm512_sub_ps(bounded, whole)), whole);
+  const __m512 one = _mm512_set1_ps(1.0f), divisor = _mm512_add_ps(one, power);
+  const __m512 guess = _mm512_rcp14_ps(divisor);
+  return value * (Floats)_mm512_fmadd_ps(guess, _mm512_fnmadd_ps(divisor, guess, one), guess);
+#else
+  exponent = exponent > 126.0f ? splat(126.0f) : exponent;
+  return value / (splat(1.0f) + exp2(exponent));
+#endif
+}
+
+inline Floats silu(Floats value) { return damped(value, value * -1.44269504f); }
+
+// value / (1 + e^(-2u)) is value / 2 * (1 + tanh(u)).
+inline Floats gelu_tanh(Floats value) {
+  return damped(value, value * (1.0f + 0.044715f * value * value) * (-2.0f * 0.7978845608f * 1.44269504f));
+}
+
+// gate = activation(gate) * up
+template <typename Activation>
+inline void gate_row(float* gate, const float* up, int64_t size, Activation activation) {
   int64_t at = 0;
   for (; at + LANES <= size; at += LANES) {
-    const Floats value = load(gate + at);
-    Floats exponent = value * base2;
-    exponent = exponent > 126.0f ? splat(126.0f) : exponent;
-    store(gate + at, value / (one + exp2(exponent)) * load(up + at));
+    store(gate + at, activation(load(gate + at)) * load(up + at));
   }
   for (; at < size; ++at) {
-    gate[at] = gate[at] / (1.0f + std::exp(-gate[at])) * up[at];
+    gate[at] = activation(splat(gate[at]))[0] * up[at];
   }
 }
 
-// value / (1 + e^(-2u)) is value / 2 * (1 + tanh(u)).
+void silu_and_multiply(float* gate, const float* up, int64_t size) {
+  gate_row(gate, up, size, [](Floats value) { return silu(value); });
+}
+
+void silu_and_multiply_rows(float* values, int64_t rows, int64_t size) {
+  for (int64_t row = 0; row < rows; ++row, values += 2 * size) {
+    gate_row(values, values + size, size, [](Floats value) { return silu(value); });
+  }
+}
+
 void gelu_tanh_and_multiply(float* gate, const float* up, int64_t size) {
-  const float scale = -2.0f * 0.7978845608f, cubic = 0.044715f;
-  const Floats base2 = splat(scale * 1.44269504f), one = splat(1.0f);
-  int64_t at = 0;
-  for (; at + LANES <= size; at += LANES) {
-    const Floats value = load(gate + at);
-    Floats exponent = value * (one + cubic * value * value) * base2;
-    exponent = exponent > 126.0f ? splat(126.0f) : exponent;
-    store(gate + at, value / (one + exp2(exponent)) * load(up + at));
-  }
-  for (; at < size; ++at) {
-    const float value = gate[at];
-    gate[at] = value / (1.0f + std::exp(scale * value * (1.0f + cubic * value * value))) * up[at];
-  }
+  gate_row(gate, up, size, [](Floats value) { return gelu_tanh(value); });
 }
 
 void store_query(CacheType type, const float* from, int64_t size, void* to) {
@@ -148,7 +172,8 @@ void write_cache(CacheType type, const float* key, const float* value, int64_t h
   }
 }
 
-constexpr RowKernels KERNELS{rms_norm, rotate, silu_and_multiply, gelu_tanh_and_multiply, store_query, write_cache};
+constexpr RowKernels KERNELS{rms_norm,    rotate,     silu_and_multiply, silu_and_multiply_rows, gelu_tanh_and_multiply,
+                             store_query, write_cache};
 
 }  // namespace
 }  // namespace trivet

@@ -65,14 +65,8 @@ inline float max_of(Floats values) {
   return lanes[0];
 }
 
-// 2^x to within 2 units in the last place for x in [-126, 126]; 0 below. Minimax polynomial of degree 6 on [-0.5, 0.5].
-inline Floats exp2(Floats x) {
-  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  const Ints tiny = x < splat(-126.0f);
-  x = select(tiny, splat(-126.0f), x);
-  const Floats shifted = x + magic;
-  const Ints whole = (Ints)shifted - (Ints)magic;
-  const Floats part = x - (shifted - magic);
+// 2^part for part in [-0.5, 0.5]: minimax polynomial of degree 6.
+inline Floats exp2_of_part(Floats part) {
   Floats result = splat(1.540353039e-4f);
   result = result * part + splat(1.333355815e-3f);
   result = result * part + splat(9.618129108e-3f);
@@ -80,6 +74,18 @@ inline Floats exp2(Floats x) {
   result = result * part + splat(2.402265070e-1f);
   result = result * part + splat(6.931471806e-1f);
   result = result * part + splat(1.0f);
+  return result;
+}
+
+// 2^x to within 2 units in the last place for x in [-126, 126]; 0 below.
+inline Floats exp2(Floats x) {
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  const Ints tiny = x < splat(-126.0f);
+  x = select(tiny, splat(-126.0f), x);
+  const Floats shifted = x + magic;
+  const Ints whole = (Ints)shifted - (Ints)magic;
+  const Floats part = x - (shifted - magic);
+  Floats result = exp2_of_part(part);
   result = (Floats)((Ints)result + (whole << 23));
   return select(tiny, Floats{}, result);
 }
