@@ -8,6 +8,7 @@ from functools import cache
 
 from trivet_kernels.cpu.attention_signatures import ATTENTION_SIGNATURES
 from trivet_kernels.cpu.build import LIBRARY
+from trivet_kernels.cpu.limit_signatures import LIMIT_SIGNATURES
 from trivet_kernels.cpu.operator_signatures import OPERATOR_SIGNATURES
 
 
@@ -75,12 +76,10 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "trivet_sampler_destroy": (None, (ctypes.c_void_p,)),
     "trivet_sampler_run": (None, (ctypes.c_void_p, ctypes.c_void_p)),
     "trivet_sampler_pick": (None, (ctypes.c_void_p, ctypes.c_void_p)),
-    "trivet_time_reads": (ctypes.c_int32, (ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)),
-    "trivet_time_products": (ctypes.c_double, (ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)),
-    "trivet_time_meetings": (None, (ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)),
     "trivet_use_isa": (ctypes.c_int32, (ctypes.c_char_p,)),
     "trivet_isa": (ctypes.c_char_p, ()),
     **ATTENTION_SIGNATURES,
+    **LIMIT_SIGNATURES,
     **OPERATOR_SIGNATURES,
 }
 

@@ -42,6 +42,26 @@ def draw_limits(content: dict[str, Any], file: Path) -> None:
     figure.savefig(file, format="png", dpi=120)
 
 
+def draw_kernels(content: dict[str, Any], file: Path) -> None:
+    """Products by rows as a share of what the machine can do, and whole steps by sequences and context."""
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    products, steps = figure.subplots(1, 2)
+    kinds = dict.fromkeys((each["format"], each["name"]) for each in content["products"])
+    for form, name in kinds:
+        mine = [each for each in content["products"] if (each["format"], each["name"]) == (form, name)]
+        shares = [100 * max(each["read_share"], each["operations_share"]) for each in mine]
+        products.plot([each["rows"] for each in mine], shares, marker="o", label=f"{form} {name}")
+    decodes = [each for each in content["steps"] if each["new"] == 1 and each["seconds"] is not None]
+    for form, context in dict.fromkeys((each["format"], each["context"]) for each in decodes):
+        mine = [each for each in decodes if (each["format"], each["context"]) == (form, context)]
+        milliseconds = [1e3 * each["seconds"] for each in mine]
+        steps.plot([each["sequences"] for each in mine], milliseconds, marker="o", label=f"{form}, context {context}")
+    products.set_xscale("log", base=2)
+    for axes, title in ((products, "products: % of reads or of operations, by rows"), (steps, "decode step, ms, by sequences")):
+        _finish(axes, title)
+    figure.savefig(file, format="png", dpi=120)
+
+
 def _bars(axes: Axes, title: str, values: Sequence[tuple[str, str, float]]) -> None:
     """(group, series, height)."""
     groups, series = list(dict.fromkeys(group for group, _, _ in values)), list(dict.fromkeys(name for _, name, _ in values))
@@ -57,7 +77,8 @@ def _bars(axes: Axes, title: str, values: Sequence[tuple[str, str, float]]) -> N
 def _finish(axes: Axes, title: str) -> None:
     axes.set_title(title)
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize="small")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small")
 
 
-PLOTS: Mapping[str, Draw] = {"serve": draw_serve, "limits": draw_limits}
+PLOTS: Mapping[str, Draw] = {"serve": draw_serve, "limits": draw_limits, "kernels": draw_kernels}

@@ -52,7 +52,7 @@ def progress_bar(total: int) -> Iterator[Bar]:
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table as Markdown has them, as wide as it is."""
-    table = Table(title=title, title_justify="left", box=MARKDOWN)
+    table = Table(box=MARKDOWN)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
@@ -60,7 +60,8 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     wide = Console(width=400, file=StringIO(), force_terminal=False)
     with wide.capture() as captured:
         wide.print(table)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
+    lines = [line.rstrip() for line in captured.get().splitlines() if line.strip()]
+    print("\n".join([title, "", *lines, ""]), flush=True)
 
 
 def number(value: float | None, digits: int = 1) -> str:

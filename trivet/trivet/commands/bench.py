@@ -35,6 +35,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     "latency": Subcommand("one batch of equal prompts in one process, again and again", "trivet.bench.latency"),
     "serve": Subcommand("any OpenAI-compatible server, or a `trivet serve` of its own, under the four workloads", "trivet.bench.serve"),
     "limits": Subcommand("what this machine can do at most, and the bounds of the workloads that follow", "trivet.bench.limits"),
+    "kernels": Subcommand("native products, attention and whole steps, beside what the machine can do", "trivet.bench.kernels"),
 }
 
 USAGE = """\

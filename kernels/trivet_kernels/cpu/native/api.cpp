@@ -4,7 +4,6 @@
 
 #include "decoder.h"
 #include "isa.h"
-#include "limits.h"
 #include "sampling.h"
 
 using namespace trivet;
@@ -94,19 +93,6 @@ void trivet_sampler_run(void* sampler, const SamplingBatch* batch) { static_cast
 
 void trivet_sampler_pick(void* sampler, const LogprobRequest* request) {
   static_cast<Sampler*>(sampler)->pick(*request);
-}
-
-// What the machine can do at most (limits.h): the seconds of each round. Formats: LimitFormat. 0: not enough memory.
-int32_t trivet_time_reads(int32_t threads, int64_t bytes_each, int64_t passes, int64_t rounds, double* seconds) {
-  return time_reads(threads, bytes_each, passes, rounds, seconds);
-}
-
-double trivet_time_products(int32_t threads, int32_t format, int64_t turns, int64_t rounds, double* seconds) {
-  return time_products(threads, (LimitFormat)format, turns, rounds, seconds);
-}
-
-void trivet_time_meetings(int32_t threads, int64_t meetings, int64_t rounds, double* seconds) {
-  time_meetings(threads, meetings, rounds, seconds);
 }
 
 // For tests: decoders made from here on use this level, such as "avx2". 0 when the processor does not have it.

@@ -126,7 +126,7 @@ double time_products(int threads, LimitFormat format, int64_t turns, int64_t rou
 
 void time_meetings(int threads, int64_t meetings, int64_t rounds, double* seconds) {
   time_rounds(threads, rounds, seconds, [&](Member& member, int64_t) {
-    for (int64_t meeting = 0; meeting < meetings; ++meeting) member.meet();
+    for (int64_t meeting = 0; meeting < meetings; ++meeting) member.each(member.size(), [](int64_t) {});
   });
 }
 

@@ -32,6 +32,7 @@ ProductLoop product_loop_amx(LimitFormat format);
 bool time_reads(int threads, int64_t bytes_each, int64_t passes, int64_t rounds, double* seconds);
 // Returns the operations of a round by all threads together.
 double time_products(int threads, LimitFormat format, int64_t turns, int64_t rounds, double* seconds);
+// A phase in which there is nothing to do, as the decoder's phases are run.
 void time_meetings(int threads, int64_t meetings, int64_t rounds, double* seconds);
 
 }  // namespace trivet
