@@ -21,6 +21,7 @@ from trivet_kernels.cpu.limits import MIB, Effort, LimitFormat, product_rate, re
 from trivet_kernels.cpu.timing import TIMED_FORMATS, StepPart, StepTimer, TimedShape, attention_shape, product_time
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
 
+from trivet.bench.flags import numbers, words
 from trivet.bench.machine.bounds import FORMATS, Limits
 from trivet.bench.machine.caches import cache_bytes
 from trivet.bench.machine.model_dimensions import ModelDimensions, read_dimensions
@@ -67,12 +68,12 @@ class Step:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="", metavar="PATH", help="folder or GGUF file; the embedded default")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="as many as cores")
-    parser.add_argument("--formats", type=_words, default=list(TIMED_FORMATS), metavar="NAMES", help=", ".join(TIMED_FORMATS))
-    parser.add_argument("--only", type=_words, default=list(PARTS), metavar="NAMES", help=", ".join(PARTS))
-    parser.add_argument("--rows", type=_numbers, default=[1, 4, 16, 64, 256, 2048], help="of activations")
-    parser.add_argument("--sequences", type=_numbers, default=[1, 2, 4, 8, 16, 32, 64], help="of steps that decode")
-    parser.add_argument("--contexts", type=_numbers, default=[128, 512, 2000, 4000, 8000], help="tokens of each sequence")
-    parser.add_argument("--prompts", type=_numbers, default=[64, 128, 256, 512, 1024, 2048], help="tokens of a prompt in one step")
+    parser.add_argument("--formats", type=words, default=list(TIMED_FORMATS), metavar="NAMES", help=", ".join(TIMED_FORMATS))
+    parser.add_argument("--only", type=words, default=list(PARTS), metavar="NAMES", help=", ".join(PARTS))
+    parser.add_argument("--rows", type=numbers, default=[1, 4, 16, 64, 256, 2048], help="of activations")
+    parser.add_argument("--sequences", type=numbers, default=[1, 2, 4, 8, 16, 32, 64], help="of steps that decode")
+    parser.add_argument("--contexts", type=numbers, default=[128, 512, 2000, 4000, 8000], help="tokens of each sequence")
+    parser.add_argument("--prompts", type=numbers, default=[64, 128, 256, 512, 1024, 2048], help="tokens of a prompt in one step")
     parser.add_argument("--attention-sequences", type=int, default=16)
     parser.add_argument("--attention-context", type=int, default=4000)
     parser.add_argument("--memory", type=int, metavar="MIB", help="for keys and values of steps; half of what is free")
@@ -236,14 +237,3 @@ def _milliseconds(seconds: float | None) -> str:
 def _free_memory() -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-
-
-def _words(text: str) -> list[str]:
-    return text.split(",")
-
-
-def _numbers(text: str) -> list[int]:
-    numbers = [int(word) for word in text.split(",")]
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: numbers above 0 are wanted, separated by commas")
-    return numbers

@@ -62,6 +62,30 @@ def draw_kernels(content: dict[str, Any], file: Path) -> None:
     figure.savefig(file, format="png", dpi=120)
 
 
+def draw_scheduler(content: dict[str, Any], file: Path) -> None:
+    """Tokens a second and CPU by requests that decode, and the core's time for a step by requests that run."""
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    rate, cpu, core = figure.subplots(1, 3)
+    service = content["service"]
+    requests = [str(each["requests"]) for each in service]
+    rate.bar(requests, [each["tokens"] / each["seconds"] for each in service])
+    cpu.bar(requests, [1e3 * each["scheduler_cpu"] / max(1, each["steps"]) for each in service])
+    core.bar([f"{each['running']} + {each['waiting']}" for each in content["core"]], [each["both_p50_ms"] for each in content["core"]])
+    for axes, title in ((rate, "tokens/s, by requests"), (cpu, "CPU ms a step, by requests"), (core, "core, ms a step, running + waiting")):
+        _finish(axes, title)
+    figure.savefig(file, format="png", dpi=120)
+
+
+def draw_frontend(content: dict[str, Any], file: Path) -> None:
+    """Tokens a second and CPU by clients, streamed and whole."""
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    rate, cpu = figure.subplots(1, 2)
+    kinds = [(str(each["concurrency"]), "stream" if each["streams"] else "whole", each) for each in content["frontend"]]
+    _bars(rate, "tokens/s, by clients", [(clients, kind, each["tokens"] / each["seconds"]) for clients, kind, each in kinds])
+    _bars(cpu, "CPU µs a token", [(clients, kind, 1e6 * each["frontend_cpu"] / max(1, each["tokens"])) for clients, kind, each in kinds])
+    figure.savefig(file, format="png", dpi=120)
+
+
 def _bars(axes: Axes, title: str, values: Sequence[tuple[str, str, float]]) -> None:
     """(group, series, height)."""
     groups, series = list(dict.fromkeys(group for group, _, _ in values)), list(dict.fromkeys(name for _, name, _ in values))
@@ -81,4 +105,10 @@ def _finish(axes: Axes, title: str) -> None:
         axes.legend(fontsize="small")
 
 
-PLOTS: Mapping[str, Draw] = {"serve": draw_serve, "limits": draw_limits, "kernels": draw_kernels}
+PLOTS: Mapping[str, Draw] = {
+    "serve": draw_serve,
+    "limits": draw_limits,
+    "kernels": draw_kernels,
+    "scheduler": draw_scheduler,
+    "frontend": draw_frontend,
+}

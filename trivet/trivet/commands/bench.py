@@ -36,6 +36,8 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     "serve": Subcommand("any OpenAI-compatible server, or a `trivet serve` of its own, under the four workloads", "trivet.bench.serve"),
     "limits": Subcommand("what this machine can do at most, and the bounds of the workloads that follow", "trivet.bench.limits"),
     "kernels": Subcommand("native products, attention and whole steps, beside what the machine can do", "trivet.bench.kernels"),
+    "scheduler": Subcommand("what scheduling takes: the service between doubles, and its core alone", "trivet.bench.scheduler"),
+    "frontend": Subcommand("what text and HTTP take: the service before a double of the scheduler", "trivet.bench.frontend"),
 }
 
 USAGE = """\

@@ -1,26 +1,19 @@
-"""What text and HTTP cost: one frontend, fed by a mock scheduler that takes no time, asked over a Unix socket.
-
-    .venv/bin/python -m tests.benchmarks.frontend_ceiling --concurrency 1,16,64
+"""One frontend, fed by a mock scheduler that takes no time, asked over a Unix socket.
 
 Each of so many clients asks for a completion, reads it to its end and asks again, on a connection of its own each time. The frontend has a
 process of its own, and so has the mock scheduler; clients do as little as they can. CPU is user and system time of the frontend over the
-tokens that it delivered. Where `mock CPU` comes near a whole core, the mock scheduler was the limit. Run nothing else meanwhile.
+tokens that it delivered. Where the mock scheduler's CPU comes near a whole core, it was the limit.
 """
 
-import argparse
 import asyncio
 import json
-import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.box import MARKDOWN
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
-from tests.benchmarks.processes import Measured, measured, until_serving
+from trivet.bench.report import progress_bar
+from trivet.bench.services.measured_service import Measured, measured, until_serving
 
 WARM_UP_S = 0.5
 PROMPT_IDS = 64
@@ -36,7 +29,14 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class FrontendOrder:
+    concurrency: Sequence[int]  # clients at one time, one measurement each
+    tokens: int  # of each answer
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendFigures:
     """One line of the table; CPU in seconds of the measured span."""
 
     concurrency: int
@@ -86,19 +86,19 @@ async def client(socket: str, body: bytes, tokens: int, tally: Tally) -> None:
 
 
 async def measure(
-    socket: str, concurrency: int, frontend: Measured, mock: Measured, arguments: argparse.Namespace, *, streams: bool
-) -> Figures:
+    socket: str, concurrency: int, frontend: Measured, mock: Measured, order: FrontendOrder, *, streams: bool
+) -> FrontendFigures:
     tally = Tally()
     body = json.dumps(
-        {"model": "synthetic", "prompt": list(range(10, 10 + PROMPT_IDS)), "max_tokens": arguments.tokens, "seed": 1, "stream": streams}
+        {"model": "synthetic", "prompt": list(range(10, 10 + PROMPT_IDS)), "max_tokens": order.tokens, "seed": 1, "stream": streams}
     ).encode()
-    clients = [asyncio.create_task(client(socket, body, arguments.tokens, tally)) for _ in range(concurrency)]
+    clients = [asyncio.create_task(client(socket, body, order.tokens, tally)) for _ in range(concurrency)]
     try:
         await asyncio.sleep(WARM_UP_S)
         before = (tally.requests, tally.tokens, tally.failures)
         started, frontend_cpu, mock_cpu = time.perf_counter(), frontend.cpu_seconds(), mock.cpu_seconds()
-        await asyncio.sleep(arguments.seconds)
-        return Figures(
+        await asyncio.sleep(order.seconds)
+        return FrontendFigures(
             concurrency=concurrency,
             streams=streams,
             seconds=time.perf_counter() - started,
@@ -114,7 +114,7 @@ async def measure(
         await asyncio.gather(*clients, return_exceptions=True)
 
 
-async def measure_all(arguments: argparse.Namespace, folder: Path) -> list[Figures]:
+async def measure_all(order: FrontendOrder, folder: Path) -> list[FrontendFigures]:
     scheduler, socket, public = f"unix:{folder}/s.sock", f"{folder}/http.sock", f"unix:{folder}/grpc.sock"
     mock_flags = ("--synthetic", "--listen", scheduler, "--metrics-listen", "", "--max-num-seqs", "4096")
     frontend_flags = ("--scheduler", scheduler, "--uds", socket, "--grpc-listen", public, "--log-level", "warning")
@@ -124,32 +124,10 @@ async def measure_all(arguments: argparse.Namespace, folder: Path) -> list[Figur
     ):
         await until_serving(public, frontend, "ready")
         figures = []
-        steps = [(concurrency, streams) for concurrency in arguments.concurrency for streams in (True, False)]
-        for concurrency, streams in track(steps, description="measuring the frontend", console=Console(stderr=True), transient=True):
-            figures.append(await measure(socket, concurrency, frontend, mock, arguments, streams=streams))
+        steps = [(concurrency, streams) for concurrency in order.concurrency for streams in (True, False)]
+        with progress_bar(len(steps)) as bar:
+            for concurrency, streams in steps:
+                bar.describe(f"{concurrency} clients")
+                figures.append(await measure(socket, concurrency, frontend, mock, order, streams=streams))
+                bar.advance()
         return figures
-
-
-def numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--concurrency", type=numbers, default=[1, 16, 64], help="clients at one time, several separated by commas")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer")
-    parser.add_argument("--seconds", type=float, default=5.0, help="measured for so long each")
-    arguments = parser.parse_args()
-    # A socket's path has room for about 100 characters.
-    with tempfile.TemporaryDirectory(prefix="trivet-") as folder:
-        figures = asyncio.run(measure_all(arguments, Path(folder)))
-    table = Table(title=f"one frontend, answers of {arguments.tokens} tokens; CPU of one core", box=MARKDOWN)
-    for column in ("clients", "answers", "requests/s", "tokens/s", "CPU µs/token", "frontend CPU", "mock CPU", "failed"):
-        table.add_column(column, justify="right")
-    for line in figures:
-        table.add_row(*line.row())
-    Console(width=120).print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,8 @@
 """What the scheduler's core takes for one step: `schedule` and `update` alone, in steady decode, without links or a worker.
 
-    .venv/bin/python -m tests.benchmarks.core_step
-
-A table of medians and 99th percentiles for 1, 16, 64 and 256 running requests, and for 256 with as many as may waiting behind them: the
-time is to grow with what a step schedules, not with all that there is.
+The time is to grow with what a step schedules, not with all that there is: one case has as many waiting as may.
 """
 
-import argparse
 import gc
 import statistics
 import time
@@ -112,20 +108,3 @@ def measure(running: int, waiting: int, steps: int) -> Timing:
 def milliseconds(values: list[float]) -> tuple[float, float]:
     """Median and 99th percentile."""
     return statistics.median(values) * 1000, float(np.percentile(values, 99)) * 1000
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Time schedule and update of the scheduler's core, in milliseconds.")
-    parser.add_argument("--steps", type=int, default=400, help="steps per case")
-    steps = parser.parse_args().steps
-    print("| running | waiting | schedule p50 | update p50 | both p50 | both p99 |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for running, waiting in CASES:
-        timing = measure(running, waiting, steps)
-        schedule, update = milliseconds(timing.schedule)[0], milliseconds(timing.update)[0]
-        both, worst = milliseconds(timing.both)
-        print(f"| {running} | {waiting} | {schedule:.3f} | {update:.3f} | {both:.3f} | {worst:.3f} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

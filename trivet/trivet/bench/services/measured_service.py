@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from trivet_chassis.rpc import is_serving
+from trivet_proto.errors import ErrorKind, TrivetError
+
+from trivet.bench.process_tree import cpu_seconds
 
 READY_WITHIN_S = 30.0
 GONE_WITHIN_S = 15.0
@@ -24,8 +26,7 @@ class Measured:
 
     def cpu_seconds(self) -> float:
         """User and system time so far."""
-        times = psutil.Process(self.process.pid).cpu_times()
-        return float(times.user + times.system)
+        return cpu_seconds(self.process.pid)
 
 
 @asynccontextmanager
@@ -40,7 +41,9 @@ async def measured(module: str, *flags: str, folder: Path) -> AsyncIterator[Meas
     try:
         yield Measured(module, process)
         if process.returncode is not None:
-            raise SystemExit(f"{module} ended with {process.returncode}:\n{path.read_text(errors='replace')[-4000:]}")
+            raise TrivetError(
+                ErrorKind.UNAVAILABLE, f"{module} ended with {process.returncode}:\n{path.read_text(errors='replace')[-3000:]}"
+            )
     finally:
         if process.returncode is None:
             process.terminate()
@@ -52,9 +55,9 @@ async def measured(module: str, *flags: str, folder: Path) -> AsyncIterator[Meas
 
 
 async def until_serving(address: str, service: Measured, name: str = "") -> None:
-    """Wait until the health service at `address` says so of `name`. Leaves with a message when it does not come."""
+    """Wait until the health service at `address` says so of `name`. Raises `TrivetError` when it does not come."""
     for _ in range(int(READY_WITHIN_S / 0.05)):
         if service.process.returncode is not None or await is_serving(address, service=name):
             return
         await asyncio.sleep(0.05)
-    raise SystemExit(f"{service.name} does not serve within {READY_WITHIN_S:g} s")
+    raise TrivetError(ErrorKind.UNAVAILABLE, f"{service.name} does not serve within {READY_WITHIN_S:g} s")
