@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import linear, silu
 from trivet_kernels import reference
-from trivet_kernels.cpu.decoder import HEAD, DecoderShape, NativeDecoder, Part, StepArrays, WeightFormat
+from trivet_kernels.cpu.decoder import HEAD, INT8_SCALES, DecoderShape, NativeDecoder, Part, StepArrays, WeightFormat
 from trivet_kernels.cpu.library import NotBuilt, instruction_set, native_library, use_instruction_set
 
 try:
@@ -46,6 +46,7 @@ class Plain:
     tied: bool
     hidden: int = 96
     inner: int = 64
+    windows: tuple[int, ...] = (0, 0)
     layers: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -77,20 +78,22 @@ class Plain:
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
         hidden, count = self.embedding[ids], len(ids)
         cosines, sines = (table[:count] for table in self.angles)
-        for layer in self.layers:
+        own, other = torch.arange(count)[:, None], torch.arange(count)[None, :]
+        for layer, window in zip(self.layers, self.windows, strict=True):
+            seen = (other <= own) & (other > own - (window or count))
             normed = reference.rms_norm(hidden, layer["norm"], 1e-5)
             mixed = linear(normed, layer["qkv"], layer["qkv_bias"] if self.bias else None).view(count, -1, self.size)
             query, key, value = mixed.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
             query, key = (reference.rotary(states, cosines, sines).transpose(0, 1) for states in (query, key))
             attended = torch.nn.functional.scaled_dot_product_attention(
-                query[None], key[None], value.transpose(0, 1)[None], is_causal=True, enable_gqa=True
+                query[None], key[None], value.transpose(0, 1)[None], attn_mask=seen, enable_gqa=True
             )
             hidden = hidden + linear(attended[0].transpose(0, 1).reshape(count, -1), layer["output"])
             gate, up = linear(reference.rms_norm(hidden, layer["mlp_norm"], 1e-5), layer["gate_and_up"]).chunk(2, dim=-1)
             hidden = hidden + linear(silu(gate) * up, layer["down"], layer["down_bias"] if self.bias else None)
         return linear(reference.rms_norm(hidden, self.final, 1e-5), self.head)
 
-    def native(self, threads: int, format: WeightFormat | None = None) -> NativeDecoder:
+    def native(self, threads: int, format: WeightFormat | None = None, kv_dtype: torch.dtype | None = None) -> NativeDecoder:
         kept = FORMATS[self.dtype] if format is None else format
         decoder = NativeDecoder(
             DecoderShape(
@@ -107,6 +110,8 @@ class Plain:
                 cache=self.dtype,
                 format=kept,
                 head_format=kept,
+                kv_dtype=kv_dtype,
+                windows=self.windows,
             )
         )
         for index, layer in enumerate(self.layers):
@@ -129,14 +134,23 @@ class Plain:
 class Served:
     """Sequences with block tables of their own over one cache, run in whatever steps a test likes."""
 
-    def __init__(self, plain: Plain, *, block_size: int = 16, threads: int = 2, format: WeightFormat | None = None) -> None:
+    def __init__(
+        self,
+        plain: Plain,
+        *,
+        block_size: int = 16,
+        threads: int = 2,
+        format: WeightFormat | None = None,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.plain, self.block_size = plain, block_size
-        self.decoder = plain.native(threads, format)
+        self.decoder = plain.native(threads, format, kv_dtype)
         per_sequence = -(-LENGTH // block_size)
         order = np.random.default_rng(3).permutation(4 * per_sequence) + 1
         self.tables = order.reshape(4, per_sequence).astype(np.int32)
-        size = (4 * per_sequence + 1) * plain.kv_heads * block_size * 2 * plain.size
-        self.caches = [torch.full((size,), 7.0, dtype=plain.dtype) for _ in range(2)]  # what was there before must not be seen
+        kept, scales = (plain.dtype, 0) if kv_dtype is None else (kv_dtype, INT8_SCALES)
+        size = (4 * per_sequence + 1) * plain.kv_heads * block_size * (2 * plain.size + scales)
+        self.caches = [torch.full((size,), 7, dtype=kept) for _ in range(2)]  # what was there before must not be seen
 
     def step(self, *parts: tuple[int, torch.Tensor, int]) -> list[torch.Tensor]:
         """Each part: a sequence, its tokens, the position of the first; gives the logits of every token of every part."""
@@ -199,6 +213,42 @@ def test_int8_weights_keep_close_and_keep_their_bits(isa: str) -> None:
     assert (got - expected).abs().max() <= 0.1 * expected.abs().max()
     one_by_one = Served(plain, format=WeightFormat.INT8)
     assert same_bits(torch.cat([one_by_one.step((0, ids[at : at + 1], at))[0] for at in range(len(ids))]), got)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_int8_cache_keeps_close_and_keeps_its_bits(dtype: torch.dtype, isa: str) -> None:
+    plain = Plain(6, 2, 64, dtype, bias=False, tied=True)
+    ids = ids_of(1, 60)
+    (got,) = Served(plain, kv_dtype=torch.int8).step((0, ids, 0))
+    expected = plain.logits(ids)
+    assert 0 < (got - expected).abs().max() <= 0.1 * expected.abs().max()
+    one_by_one = Served(plain, kv_dtype=torch.int8)
+    assert same_bits(torch.cat([one_by_one.step((0, ids[at : at + 1], at))[0] for at in range(len(ids))]), got)
+
+
+def test_every_layer_has_a_window_of_its_own(isa: str) -> None:
+    plain = Plain(6, 2, 64, torch.float32, bias=False, tied=True, windows=(7, 0))
+    ids = ids_of(1, 60)
+    expected = plain.logits(ids)
+    served = Served(plain)
+    got = torch.cat([served.step((0, ids[begin : begin + 30], begin))[0] for begin in (0, 30)])
+    assert (got - expected).abs().max() <= TOLERANCE[torch.float32] * expected.abs().max()
+
+
+def test_a_prefix_in_common_is_read_once_and_changes_no_bit() -> None:
+    plain = Plain(6, 2, 64, torch.float32, bias=False, tied=True)
+    plain.angles = (torch.rand(300, 32), torch.rand(300, 32))
+    served = Served(plain)
+    served.tables = np.arange(1, 17, dtype=np.int32)[None].repeat(9, axis=0)
+    served.tables = np.concatenate([served.tables, np.arange(17, 26, dtype=np.int32)[:, None]], axis=1)
+    served.step((0, ids_of(1, 256), 0))
+    parts = [(row, ids_of(row, 1), 256) for row in range(9)]
+    together = served.step(*parts)
+    assert served.decoder.chunks_saved() == 8
+    served.decoder.shares_prefixes = False
+    alone = served.step(*parts)
+    assert served.decoder.chunks_saved() == 0
+    assert all(same_bits(one, other) for one, other in zip(together, alone, strict=True))
 
 
 def test_a_sequence_that_is_longer_than_a_chunk_of_the_softmax_is_right() -> None:

@@ -42,18 +42,20 @@ TEXTS = {  # file → SHA-256 of its first half million bytes
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A dtype, and how weights are kept."""
+    """A dtype, and how weights and the KV cache are kept: `dtype+quantization+kv dtype`, of which the latter may be absent."""
 
     dtype: str
     quantization: Quantization
+    kv_dtype: str = "auto"
 
     @classmethod
     def parse(cls, text: str) -> "Setting":
-        dtype, _, quantization = text.partition("+")
-        return cls(dtype, quantization or "none")  # type: ignore[arg-type]
+        dtype, quantization, kv_dtype, *_ = [*text.split("+"), "", ""]
+        return cls(dtype, quantization or "none", kv_dtype or "auto")  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        return self.dtype if self.quantization == "none" else f"{self.dtype}, {self.quantization}"
+        quantization = "" if self.quantization == "none" else f", {self.quantization}"
+        return f"{self.dtype}{quantization}" + ("" if self.kv_dtype == "auto" else f", KV {self.kv_dtype}")
 
 
 class Scorer:
@@ -63,7 +65,15 @@ class Scorer:
         checkpoint = open_checkpoint(resolve_model(model))
         dtype = DTYPES[setting.dtype]
         formats = formats_of(checkpoint, dtype, setting.quantization)
-        self.model = NativeLlama(checkpoint.config, dtype=dtype, formats=formats, max_model_len=WINDOW, most_tokens=WINDOW, threads=threads)
+        self.model = NativeLlama(
+            checkpoint.config,
+            dtype=dtype,
+            kv_dtype=torch.int8 if setting.kv_dtype == "int8" else dtype,
+            formats=formats,
+            max_model_len=WINDOW,
+            most_tokens=WINDOW,
+            threads=threads,
+        )
         loader.load_weights(checkpoint, self.model.placements(), lambda done, total: None)
         self.tables = torch.arange(1, windows * WINDOW // BLOCK + 1).view(windows, -1)
         blocks = self.tables.numel() + 1

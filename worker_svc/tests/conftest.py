@@ -44,7 +44,12 @@ def write_llama(folder: Path, **changes: object):
     from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
     set_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**{**CONFIG, **changes})).float().eval()
+    return save_random(LlamaForCausalLM(LlamaConfig(**{**CONFIG, **changes})), folder)
+
+
+def save_random(model, folder: Path):
+    """A model of transformers, with a tokenizer, as a checkpoint; returns it as it computes."""
+    model = model.float().eval()
     for parameter in model.parameters():
         parameter.data.mul_(4.0)  # logits with margins
     model.save_pretrained(folder)
@@ -289,6 +294,7 @@ def tools():
         StepDriver, FakeScheduler = StepDriver, FakeScheduler
         attached = staticmethod(attached)
         write_llama = staticmethod(write_llama)
+        save_random = staticmethod(save_random)
         settings_for = staticmethod(settings_for)
         cache_config = staticmethod(cache_config)
         logit_rows = staticmethod(logit_rows)

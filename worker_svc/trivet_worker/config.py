@@ -16,6 +16,7 @@ from trivet_worker.batch_invariance import BatchInvariance
 from trivet_worker.weights.quantization import Quantization
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+KvDtype = Literal["auto", "int8"]
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
@@ -35,6 +36,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     insecure: Annotated[bool, Setting(help="allow addresses that other machines can reach")] = False
     served_model_name: Annotated[str, Setting(help="the model's name to clients; none: the file's")] = ""
     dtype: Annotated[Dtype, Setting(help="of weights and arithmetic; auto: bfloat16 where the processor has it")] = "auto"
+    kv_dtype: Annotated[
+        KvDtype, Setting(help="of the KV cache; auto: as dtype; int8: half of bfloat16's memory, a scale for each key and value")
+    ] = "auto"
     max_model_len: Annotated[int | None, Setting(help="context, in tokens; none: the model's own", minimum=2)] = None
     block_size: Annotated[int, Setting(help="tokens per KV block", minimum=1, maximum=1024)] = 16
     max_num_seqs: Annotated[int, Setting(help="requests in a step", minimum=1, maximum=4096)] = 64

@@ -16,7 +16,7 @@ from trivet_proto.v1 import types_pb2
 from trivet_worker.attention.backends import AttentionBackend, AttentionNeeds, Selection, select_backend
 from trivet_worker.batch_invariance import holds_batch_invariance
 from trivet_worker.config import WorkerSettings
-from trivet_worker.models.llama import head_size_of
+from trivet_worker.models.llama import head_size_of, window_of
 from trivet_worker.models.model import Model
 from trivet_worker.models.native_llama import NativeLlama, formats_of
 from trivet_worker.models.registry import Forms, forms_of
@@ -56,9 +56,10 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
     selection = select_backend(
         AttentionNeeds(
             dtype=dtype,
-            kv_dtype=dtype,
+            kv_dtype=torch.int8 if settings.kv_dtype == "int8" else dtype,
             head_size=head_size,
             block_size=settings.block_size,
+            sliding_window=window_of(checkpoint.config, context),
             native=forms.reason_against_native(checkpoint.config, dtype, block_size=settings.block_size),
         ),
         settings.attention_backend,
@@ -101,6 +102,7 @@ def _empty_model(
         return NativeLlama(
             checkpoint.config,
             dtype=dtype,
+            kv_dtype=torch.int8 if settings.kv_dtype == "int8" else dtype,
             formats=formats_of(checkpoint, dtype, settings.quantization),
             max_model_len=context,
             most_tokens=settings.max_num_batched_tokens,
@@ -153,7 +155,7 @@ def _card(
             weights=bytes.fromhex(checkpoint.fingerprint),
             dtype=dtype_name,
             quantization="" if settings.quantization == "none" else settings.quantization,
-            kv_dtype=dtype_name,
+            kv_dtype=dtype_name if settings.kv_dtype == "auto" else settings.kv_dtype,
             sampler_revision=REVISION,
             batch_invariant=is_invariant,
         ),

@@ -14,12 +14,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trivet_kernels.cpu.attention_signatures import CacheType
 from trivet_kernels.cpu.library import Shape, Step, native_library
 
 SUB_BLOCK = 16  # tokens; block sizes are multiples of it
 HEAD_SIZE_MULTIPLE = 32
 INNER_MULTIPLE = 32
-CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+CELLS = (torch.float32, torch.bfloat16)
+"""What weights and embedding can come in, and what attention multiplies."""
+CACHE_TYPES = {
+    (torch.float32, torch.float32): CacheType.FLOAT32,
+    (torch.bfloat16, torch.bfloat16): CacheType.BFLOAT16,
+    (torch.float32, torch.int8): CacheType.INT8_FLOAT32,
+    (torch.bfloat16, torch.int8): CacheType.INT8_BFLOAT16,
+}
+"""By what attention multiplies, and what the cache keeps."""
+INT8_SCALES = 8
+"""Bytes that a token of one key/value head takes beside its int8 numbers: a float32 scale for the key and one for the value."""
 
 
 class WeightFormat(IntEnum):
@@ -60,7 +71,9 @@ class DecoderShape:
     epsilon: float
     most_tokens: int  # of a step
     threads: int
-    cache: torch.dtype
+    cache: torch.dtype  # what attention multiplies, and the embedding's
+    kv_dtype: torch.dtype | None = None  # what the KV cache keeps; None: as `cache`
+    windows: tuple[int, ...] = ()  # by layer: tokens that a query sees at most, its own included, 0 for all; empty: all of all
     format: WeightFormat
     head_format: WeightFormat
 
@@ -72,9 +85,14 @@ class DecoderShape:
             return f"no {self.heads} query heads on {self.kv_heads} key/value heads"
         if self.inner % INNER_MULTIPLE:
             return f"no inner size of {self.inner}: multiples of {INNER_MULTIPLE} only"
-        if self.cache not in CACHE_TYPES:
-            return f"no KV cache in {self.cache}"
+        if (self.cache, self.kept) not in CACHE_TYPES:
+            return f"no KV cache in {self.kept} beside {self.cache}"
         return None
+
+    @property
+    def kept(self) -> torch.dtype:
+        """What the KV cache keeps."""
+        return self.kv_dtype or self.cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +125,7 @@ class NativeDecoder:
             inner=shape.inner,
             vocab=shape.vocab,
             most_tokens=shape.most_tokens,
-            cache=CACHE_TYPES[shape.cache],
+            cache=CACHE_TYPES[shape.cache, shape.kept],
             format=shape.format,
             head_format=shape.head_format,
             threads=shape.threads,
@@ -116,6 +134,8 @@ class NativeDecoder:
         self._decoder = ctypes.c_void_p(self._library.trivet_decoder_create(ctypes.byref(native)))
         if not self._decoder:
             raise MemoryError("the weights do not fit into memory")
+        for layer, window in enumerate(shape.windows):
+            self._library.trivet_decoder_window(self._decoder, layer, window)
 
     def __del__(self) -> None:
         decoder = getattr(self, "_decoder", None)
@@ -126,7 +146,7 @@ class NativeDecoder:
 
     def fill(self, layer: int, part: Part, values: torch.Tensor, first_row: int = 0) -> None:
         """Put rows `[first_row, first_row + len)` of a weight, `[rows, in]` of any floating dtype, into their packed place."""
-        values = values.contiguous() if values.dtype in CACHE_TYPES else values.float().contiguous()
+        values = values.contiguous() if values.dtype in CELLS else values.float().contiguous()
         is_bfloat16 = int(values.dtype == torch.bfloat16)
         self._library.trivet_decoder_fill(self._decoder, layer, part, values.data_ptr(), is_bfloat16, first_row, values.shape[0])
 
@@ -191,6 +211,11 @@ class NativeDecoder:
         )
         self._library.trivet_decoder_run(self._decoder, ctypes.byref(native))
         return logits
+
+    def chunks_saved(self) -> int:
+        """How many chunks of 256 positions the last step read once for several sequences, counted for each but one."""
+        saved: int = self._library.trivet_decoder_chunks_saved(self._decoder)
+        return saved
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 `[R, vocab]` of states after the final norm, float32 `[R, hidden]`, at most `most_tokens` of them."""

@@ -71,6 +71,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "trivet_decoder_bias": (ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)),
     "trivet_decoder_embedding": (ctypes.c_void_p, (ctypes.c_void_p,)),
     "trivet_decoder_run": (None, (ctypes.c_void_p, ctypes.c_void_p)),
+    "trivet_decoder_window": (None, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)),
+    "trivet_decoder_chunks_saved": (ctypes.c_int64, (ctypes.c_void_p,)),
     "trivet_decoder_logits": (None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)),
     "trivet_sampler_create": (ctypes.c_void_p, (ctypes.c_int64, ctypes.c_int32)),
     "trivet_sampler_destroy": (None, (ctypes.c_void_p,)),

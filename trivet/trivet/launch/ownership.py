@@ -15,6 +15,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     # setting                  services that take it as a flag of the same name
     "model": (WORKER,),
     "dtype": (WORKER,),
+    "kv_dtype": (WORKER,),
     "load_format": (WORKER,),
     "max_model_len": (WORKER,),
     "block_size": (WORKER,),

@@ -26,6 +26,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     # worker
     dtype: Annotated[str | None, Setting(help="number type of the computation: auto, float32 or bfloat16")] = None
     load_format: Annotated[str | None, Setting(help="auto, or dummy for random weights")] = None
+    kv_dtype: Annotated[str | None, Setting(help="number type of the KV cache: auto (as dtype) or int8")] = None
     max_model_len: Annotated[int | None, Setting(help="longest prompt and answer together, instead of the model's own", minimum=1)] = None
     block_size: Annotated[int | None, Setting(help="tokens in a block of the KV cache", minimum=1)] = None
     num_kv_blocks: Annotated[int | None, Setting(help="blocks of the KV cache, instead of sizing it by memory", minimum=2)] = None

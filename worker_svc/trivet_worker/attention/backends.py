@@ -36,6 +36,7 @@ class AttentionBackend:
     operators: Operators
     dtypes: frozenset[torch.dtype]
     head_sizes: frozenset[int] = field(default_factory=frozenset)
+    kv_dtypes: frozenset[torch.dtype] = field(default_factory=frozenset)  # of the cache, beside the model's own
     block_size_multiple: int = 1
     sliding_window: bool = False
     latent: bool = False
@@ -49,7 +50,7 @@ class AttentionBackend:
             return needs.native
         if needs.dtype not in self.dtypes:
             return f"no {needs.dtype}; it takes {', '.join(sorted(map(str, self.dtypes)))}"
-        if needs.kv_dtype != needs.dtype:
+        if needs.kv_dtype != needs.dtype and needs.kv_dtype not in self.kv_dtypes:
             return f"no KV cache in {needs.kv_dtype} beside {needs.dtype}"
         if self.head_sizes and needs.head_size not in self.head_sizes:
             return f"no heads of {needs.head_size}; it takes {sorted(self.head_sizes)}"
@@ -59,11 +60,19 @@ class AttentionBackend:
             if getattr(needs, feature) and not getattr(self, feature):
                 return f"no {feature} attention"
         if needs.sliding_window is not None and not self.sliding_window:
-            return "no sliding window"
+            return f"no sliding window; with max_model_len {needs.sliding_window} or less there is none"
         return None
 
 
-CPU = AttentionBackend("cpu", reference, frozenset({torch.float32, torch.bfloat16}), block_size_multiple=SUB_BLOCK, native=True)
+CPU = AttentionBackend(
+    "cpu",
+    reference,
+    frozenset({torch.float32, torch.bfloat16}),
+    kv_dtypes=frozenset({torch.int8}),
+    block_size_multiple=SUB_BLOCK,
+    sliding_window=True,
+    native=True,
+)
 TORCH = AttentionBackend("torch", reference, frozenset({torch.float32, torch.bfloat16, torch.float16}))
 
 # Fastest first.

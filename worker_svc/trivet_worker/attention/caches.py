@@ -1,12 +1,13 @@
 """KV cache memory: one flat int8 buffer per tensor of the configuration, and each layer's strided view of it.
 
-Layer-outermost layout: a layer's buffer is its pages one behind the other, each `[kv heads, block size, keys ‖ values]`. The buffers are
-mapped zeroed, so pages cost memory only once they are written.
+Layer-outermost layout: a layer's buffer is its pages one behind the other, each `[kv heads, block size, keys ‖ values]`, in int8 with the
+scales; what lies where inside a page is the backend's. The buffers are mapped zeroed, so pages cost memory only once they are written.
 """
 
+import contextlib
+import mmap
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.v1 import types_pb2
@@ -17,7 +18,7 @@ LAYER_OUTERMOST = "layer_outermost"
 
 
 def allocate_caches(config: types_pb2.KvCacheConfig, layers: Sequence[LayerCache], block_size: int) -> dict[str, torch.Tensor]:
-    """Views `[blocks, kv heads, block size, 2 · head size]` by layer. Raises FAILED_PRECONDITION for a configuration that does not fit."""
+    """Views `[blocks, kv heads, block size, content]` by layer. Raises FAILED_PRECONDITION for a configuration that does not fit."""
     by_name = {layer.layer: layer for layer in layers}
     caches: dict[str, torch.Tensor] = {}
     for tensor in config.tensors:
@@ -28,18 +29,28 @@ def allocate_caches(config: types_pb2.KvCacheConfig, layers: Sequence[LayerCache
             raise _unfit(f"the layer {tensor.layers[0]}")
         if tensor.size_bytes != config.num_blocks * layer.page_bytes(block_size):
             raise _unfit(f"{tensor.size_bytes} bytes for {config.num_blocks} blocks of layer {layer.layer}")
-        # numpy maps zeroed pages that cost nothing until written; torch.zeros would touch all of them now.
-        flat = torch.from_numpy(np.zeros(tensor.size_bytes, dtype=np.int8))
-        caches[layer.layer] = strided_view(flat, layer, config.num_blocks, block_size)
+        caches[layer.layer] = strided_view(_mapped(tensor.size_bytes), layer, config.num_blocks, block_size)
     missing = by_name.keys() - caches.keys()
     if missing:
         raise _unfit(f"no memory for {', '.join(sorted(missing))}")
     return caches
 
 
+def _mapped(size: int) -> torch.Tensor:
+    """Zeroed int8 that costs nothing until written; torch.zeros would touch all of it now.
+
+    It begins on a page: attention reads whole cache lines. Huge pages are asked for, as it reads blocks from all over the place.
+    """
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.int8)
+
+
 def strided_view(flat: torch.Tensor, layer: LayerCache, num_blocks: int, block_size: int) -> torch.Tensor:
     """The layer's logical dimensions over its flat bytes."""
-    content = 2 * layer.head_size
+    content = layer.content
     shape = (num_blocks, layer.kv_heads, block_size, content)
     stride = (layer.kv_heads * block_size * content, block_size * content, content, 1)
     return torch.as_strided(flat.view(layer.dtype), shape, stride)

@@ -1,4 +1,4 @@
-"""Llama and its kin (Llama 2 and 3, SmolLM2, Mistral without a window): pre-norm, rotary positions, grouped heads, gated MLP."""
+"""Llama and its kin (Llama 2 and 3, SmolLM2, Mistral): pre-norm, rotary positions, grouped heads, gated MLP."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -82,7 +82,8 @@ class LlamaForCausalLM(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], *, dtype: torch.dtype, max_model_len: int) -> None:
         super().__init__()
-        check_config(config, max_model_len)
+        check_config(config)
+        assert window_of(config, max_model_len) is None, "the backend was not asked for a window"
         self.vocab_size: int = config["vocab_size"]
         self.dtype = dtype
         self._max_model_len = max_model_len
@@ -158,14 +159,14 @@ def head_size_of(config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def check_config(config: Mapping[str, Any], max_model_len: int) -> None:
+def window_of(config: Mapping[str, Any], max_model_len: int) -> int | None:
+    """Tokens that a query sees at most, its own included; None: all that there can be."""
+    window: int | None = config.get("sliding_window")
+    return window if window is not None and window < max_model_len else None
+
+
+def check_config(config: Mapping[str, Any]) -> None:
     """Raises FAILED_PRECONDITION for a feature that is not served."""
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise TrivetError(ErrorKind.FAILED_PRECONDITION, f"hidden_act {activation} is not served for Llama models; served is silu")
-    window = config.get("sliding_window")
-    if window is not None and window < max_model_len:
-        raise TrivetError(
-            ErrorKind.FAILED_PRECONDITION,
-            f"the model attends over a sliding window of {window} tokens, which is not served yet: set --max-model-len {window} or less",
-        )

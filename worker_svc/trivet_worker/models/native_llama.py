@@ -5,6 +5,7 @@ products and the KV cache follow the dtype.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_worker.attention.spec import LayerCache
 from trivet_worker.forward_context import current_context
 from trivet_worker.layers.rotary import RotaryAngles, inverse_frequencies
-from trivet_worker.models.llama import check_config, head_size_of
+from trivet_worker.models.llama import check_config, head_size_of, window_of
 from trivet_worker.models.model import StepOutput
 from trivet_worker.weights.packed_rows import BLOCK_FORMATS, FORMATS, PackedRows
 from trivet_worker.weights.placement import Placement
@@ -65,17 +66,23 @@ class NativeLlama:
         config: Mapping[str, Any],
         *,
         dtype: torch.dtype,
+        kv_dtype: torch.dtype,
         formats: tuple[WeightFormat, WeightFormat],
         max_model_len: int,
         most_tokens: int,
         threads: int,
     ) -> None:
-        check_config(config, max_model_len)
+        check_config(config)
         self.vocab_size: int = config["vocab_size"]
         self.dtype = dtype
         self._config = config
         self._max_model_len = max_model_len
-        self._shape = _shape(config, dtype, formats, most_tokens=most_tokens, threads=threads)
+        self._window = window_of(config, max_model_len)
+        self._shape = replace(
+            _shape(config, dtype, formats, most_tokens=most_tokens, threads=threads),
+            kv_dtype=kv_dtype,
+            windows=(self._window or 0,) * config["num_hidden_layers"],
+        )
         self._decoder = NativeDecoder(self._shape)
         self._names = [f"model.layers.{index}.self_attn" for index in range(self._shape.layers)]
         self._frequencies = inverse_frequencies(self._shape.head_size, float(config.get("rope_theta", 10000.0)), config.get("rope_scaling"))
@@ -102,7 +109,8 @@ class NativeLlama:
         return self._decoder.logits(hidden)
 
     def layer_caches(self) -> list[LayerCache]:
-        return [LayerCache(name, self._shape.kv_heads, self._shape.head_size, self.dtype) for name in self._names]
+        shape = self._shape
+        return [LayerCache(name, shape.kv_heads, shape.head_size, shape.kept, self._window) for name in self._names]
 
     def use_rope_factors(self, factors: torch.Tensor) -> None:
         """Some GGUF files bring the rotary scaling as divisors of the frequencies, float32 `[head_size / 2]`."""

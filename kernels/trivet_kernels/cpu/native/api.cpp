@@ -74,6 +74,14 @@ void* trivet_decoder_embedding(void* decoder) { return static_cast<Decoder*>(dec
 
 void trivet_decoder_run(void* decoder, const DecoderStep* step) { static_cast<Decoder*>(decoder)->run(*step); }
 
+// Tokens that a layer's queries see at most, their own included; 0: all.
+void trivet_decoder_window(void* decoder, int64_t layer, int64_t window) {
+  static_cast<Decoder*>(decoder)->use_window(layer, window);
+}
+
+// Of the last step: chunks of 256 positions read once for several sequences, counted for each but one.
+int64_t trivet_decoder_chunks_saved(void* decoder) { return static_cast<Decoder*>(decoder)->chunks_saved(); }
+
 void trivet_decoder_logits(void* decoder, const float* normed, int64_t rows, float* logits) {
   static_cast<Decoder*>(decoder)->logits(normed, rows, logits);
 }
