@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,19 @@ class LoadedModel:
     kv_bytes: int
 
 
-def load_model(settings: WorkerSettings) -> LoadedModel:
+@dataclass(frozen=True)
+class PreparedModel:
+    """What was decided of a model that can run; `fill` makes it and reads its weights."""
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    context: int
+    backend: AttentionBackend
+    is_invariant: bool
+    fill: Callable[[], Model]
+
+
+def prepare_model(settings: WorkerSettings) -> PreparedModel:
     """Raises a configuration error, with the way out, before anything heavy is done."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -68,27 +81,32 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
         logger.info("attention backend %s is not taken: %s", name, reason)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in selection.rejected) or f"attention_backend {selection.backend.name}"
     is_invariant = holds_batch_invariance(settings.batch_invariant, is_native=selection.backend.native, reasons=reasons)
-    processors = load_processors(settings.logits_processors, checkpoint.vocab_size)
 
     def filled() -> Model:
         model = _empty_model(settings, checkpoint, forms, selection, dtype, context)
         _fill(model, checkpoint, settings)
         return model
 
-    model = filled()
+    return PreparedModel(checkpoint, dtype, context, selection.backend, is_invariant, filled)
+
+
+def load_model(settings: WorkerSettings) -> LoadedModel:
+    """Raises a configuration error, with the way out, before anything heavy is done."""
+    prepared = prepare_model(settings)
+    checkpoint, dtype, context, backend = prepared.checkpoint, prepared.dtype, prepared.context, prepared.backend
+    processors = load_processors(settings.logits_processors, checkpoint.vocab_size)
+    model = prepared.fill()
     caches = model.layer_caches()
     limits = RunnerLimits(settings.max_num_seqs, settings.max_num_batched_tokens, context, settings.block_size)
-    runner = ModelRunner(model, selection.backend.operators, limits, filled, processors)
+    runner = ModelRunner(model, backend.operators, limits, prepared.fill, processors)
     runner.warm_up()
     bundle = bundle_of(checkpoint)
-    logger.info(
-        "loaded %s in %s, attention backend %s, %d threads", checkpoint.path.name, dtype, selection.backend.name, torch.get_num_threads()
-    )
+    logger.info("loaded %s in %s, attention backend %s, %d threads", checkpoint.path.name, dtype, backend.name, torch.get_num_threads())
     return LoadedModel(
         runner=runner,
-        backend=selection.backend,
+        backend=backend,
         limits=limits,
-        card=_card(settings, checkpoint, bundle, dtype, context, is_invariant=is_invariant),
+        card=_card(settings, checkpoint, bundle, dtype, context, is_invariant=prepared.is_invariant),
         bundle=bundle,
         layers=[cache.to_proto(settings.block_size) for cache in caches],
         kv_bytes=_kv_bytes(settings, sum(cache.page_bytes(settings.block_size) for cache in caches), model.vocab_size),
