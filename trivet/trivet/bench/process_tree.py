@@ -48,14 +48,14 @@ def cpu_seconds(pid: int) -> float:
 
 
 def end(process: subprocess.Popen[bytes], within_s: float) -> None:
-    """An interrupt, as from a terminal; then what is left of its session is killed."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    """An interrupt to its whole session, as from a terminal; then what is left of it is killed. It must have been started in its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
