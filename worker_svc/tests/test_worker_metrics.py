@@ -18,7 +18,7 @@ def test_steps_are_counted_by_status_and_timed_by_phase(driver, monkeypatch) -> 
     metrics.observe(driver.runner.execute(driver.message(known=[(request.handle, 3, 1)])))
     assert [value("trivet_worker_steps_total", {"status": status}) for status in ("done", "failed", "skipped")] == [1, 1, 1]
     assert value("trivet_worker_tokens_total") == 3
-    for phase in ("input", "forward", "sample"):
+    for phase in ("link", "input", "forward", "sample"):
         assert value("trivet_worker_step_seconds_count", {"phase": phase}) == 1
     assert (value("trivet_worker_step_seconds_sum", {"phase": "forward"}) or 0) > 0
 

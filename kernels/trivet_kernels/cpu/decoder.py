@@ -182,13 +182,15 @@ class NativeDecoder:
         block_size: int,
         angles: tuple[torch.Tensor, torch.Tensor],
         hidden: torch.Tensor | None = None,
+        logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits float32 `[R, vocab]` of the sampled rows.
+        """Logits float32 `[R, vocab]` of the sampled rows, in the first rows of `logits` when given.
 
         `caches` has one tensor per layer; None runs without attention (profiling). `angles` are the cosines and sines of all positions,
         float32 `[positions, head size / 2]`. `hidden`, float32 `[T, hidden]`, takes the states after the final norm when given.
         """
-        logits = torch.empty((len(step.sampled_rows), self.shape.vocab), dtype=torch.float32)
+        rows = len(step.sampled_rows)
+        logits = torch.empty((rows, self.shape.vocab), dtype=torch.float32) if logits is None else logits[:rows]
         addresses = None if caches is None else np.array([cache.data_ptr() for cache in caches], dtype=np.uint64)
         native = Step(
             tokens=len(step.token_ids),
@@ -204,7 +206,7 @@ class NativeDecoder:
             cosines=angles[0].data_ptr(),
             sines=angles[1].data_ptr(),
             caches=None if addresses is None else addresses.ctypes.data,
-            sampled=len(step.sampled_rows),
+            sampled=rows,
             sampled_rows=step.sampled_rows.ctypes.data,
             logits=logits.data_ptr(),
             normed=None if hidden is None else hidden.data_ptr(),

@@ -653,6 +653,7 @@ class StepTiming(_message.Message):
     SAMPLE_US_FIELD_NUMBER: _builtins.int
     TOTAL_US_FIELD_NUMBER: _builtins.int
     MASK_WAIT_US_FIELD_NUMBER: _builtins.int
+    LINK_US_FIELD_NUMBER: _builtins.int
     receive_us: _builtins.int
     """from arrival to start"""
     input_us: _builtins.int
@@ -660,6 +661,8 @@ class StepTiming(_message.Message):
     sample_us: _builtins.int
     total_us: _builtins.int
     mask_wait_us: _builtins.int
+    link_us: _builtins.int
+    """from when the step could have started (it was there, and the one before it done) to when it did"""
     def __init__(
         self,
         *,
@@ -669,10 +672,11 @@ class StepTiming(_message.Message):
         sample_us: _builtins.int = ...,
         total_us: _builtins.int = ...,
         mask_wait_us: _builtins.int = ...,
+        link_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_us", b"forward_us", "input_us", b"input_us", "mask_wait_us", b"mask_wait_us", "receive_us", b"receive_us", "sample_us", b"sample_us", "total_us", b"total_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_us", b"forward_us", "input_us", b"input_us", "link_us", b"link_us", "mask_wait_us", b"mask_wait_us", "receive_us", b"receive_us", "sample_us", b"sample_us", "total_us", b"total_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ longer agree: the worker says `Lost`, and the next attachment begins with an emp
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -26,6 +27,7 @@ from trivet_worker.step_thread import StepThread
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+TICK_S = HEARTBEAT_S / 4
 SILENCE_S = 3.5  # three heartbeats and some
 GOODBYE_S = 1.0  # for the scheduler to take in the last word and end the stream
 
@@ -67,12 +69,13 @@ class Attachment:
         self._out: asyncio.Queue[Outgoing | None] = asyncio.Queue()
         self._out.put_nowait(Outgoing(hello=hello))
         self._ended: asyncio.Future[TrivetError] = asyncio.get_running_loop().create_future()
-        self._heard_at = clock.monotonic()
+        self._heard_at = self._said_at = clock.monotonic()
         self._is_configuring = False
         self._activity = types_pb2.ACTIVITY_NONE
         self._epoch: types_pb2.Epoch | None = None
         self._steps = StepSequence()
         self._has_control = False  # one waits for its turn; set by the event loop, read by the step thread
+        self._done_at = -math.inf  # when the last step was; the step thread's own
         self._runs_no_more = False  # set by either thread, read by the step thread
         self.running: Running | None = None
         self.is_ready = False
@@ -111,14 +114,8 @@ class Attachment:
     # ---- the stream ----
 
     async def _outgoing(self) -> AsyncIterator[Outgoing]:
-        """The stream up; a heartbeat when there was nothing else for a second."""
-        while True:
-            try:
-                message = self._out.get_nowait() if not self._out.empty() else await asyncio.wait_for(self._out.get(), HEARTBEAT_S)
-            except TimeoutError:
-                message = Outgoing(heartbeat=self._heartbeat())
-            if message is None:
-                return
+        """The stream up. No timeout of its own: each would cost a task, with every answer."""
+        while (message := await self._out.get()) is not None:
             yield message
 
     async def _read(self, call: Call, stub: Stub) -> TrivetError | None:
@@ -141,9 +138,12 @@ class Attachment:
             self._lose(TrivetError(ErrorKind.OUT_OF_MEMORY, "the KV cache does not fit into memory; set kv_cache_memory"))
 
     async def _until_silent(self) -> None:
+        """Give a sign of life where there was nothing to say for a second, as long as the other side gives any."""
         # While the cache is being allocated nobody reads the stream.
         while self._is_configuring or self._clock.monotonic() - self._heard_at <= SILENCE_S:
-            await asyncio.sleep(HEARTBEAT_S / 2)
+            if self._clock.monotonic() - self._said_at > HEARTBEAT_S - TICK_S:
+                self._send(Outgoing(heartbeat=self._heartbeat()))
+            await asyncio.sleep(TICK_S)
 
     async def _take(self, message: worker_pb2.AttachResponse, stub: Stub) -> None:
         kind = message.WhichOneof("message")
@@ -215,7 +215,7 @@ class Attachment:
             return self._runs_no_more or self._has_control or self._steps.last != whole.step
 
         def work() -> Iterator[worker_pb2.StepResult | Exception]:
-            runner, result = self._model.runner, None
+            runner, result, could_start = self._model.runner, None, max(arrived, self._done_at)
             while not self._runs_no_more and (result is None or not result.last_iteration):
                 started = self._clock.monotonic()
                 self.running = Running(whole.step, started)
@@ -229,6 +229,8 @@ class Attachment:
                     self.running = None
                 if not result.iteration:
                     result.timing.receive_us = int((started - arrived) * 1e6)
+                result.timing.link_us = int((started - could_start) * 1e6)
+                self._done_at = could_start = self._clock.monotonic()
                 yield result
 
         self._thread.submit_series(work, self._answer)
@@ -269,6 +271,7 @@ class Attachment:
         await self._thread.call(lambda: None)
 
     def _send(self, message: Outgoing) -> None:
+        self._said_at = self._clock.monotonic()
         self._out.put_nowait(message)
 
     def _heartbeat(self) -> types_pb2.Heartbeat:

@@ -11,7 +11,7 @@ from trivet_worker.weights.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """`logits` of the sampled tokens, float32 `[R, vocabulary]`; `hidden`, `[T, hidden]`, when it was wanted."""
+    """`logits` of the sampled tokens, float32 `[R, vocabulary]`, good until the next step; `hidden`, `[T, hidden]`, when it was wanted."""
 
     logits: torch.Tensor
     hidden: torch.Tensor | None

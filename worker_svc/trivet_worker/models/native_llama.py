@@ -84,6 +84,7 @@ class NativeLlama:
             windows=(self._window or 0,) * config["num_hidden_layers"],
         )
         self._decoder = NativeDecoder(self._shape)
+        self._logits = torch.empty((0, self.vocab_size))  # as many rows as a step has sampled so far; megabytes, so not anew each time
         self._names = [f"model.layers.{index}.self_attn" for index in range(self._shape.layers)]
         self._frequencies = inverse_frequencies(self._shape.head_size, float(config.get("rope_theta", 10000.0)), config.get("rope_scaling"))
         self._angles = RotaryAngles(self._frequencies, max_model_len)
@@ -102,7 +103,9 @@ class NativeLlama:
         )
         caches = None if batch is None else [context.caches[name] for name in self._names]
         block_size = SUB_BLOCK if caches is None else caches[0].shape[2]
-        logits = self._decoder.run(arrays, caches, block_size, (self._angles.cosines, self._angles.sines), hidden)
+        if len(sampled) > len(self._logits):
+            self._logits = torch.empty((len(sampled), self.vocab_size))
+        logits = self._decoder.run(arrays, caches, block_size, (self._angles.cosines, self._angles.sines), hidden, self._logits)
         return StepOutput(logits=logits, hidden=hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
