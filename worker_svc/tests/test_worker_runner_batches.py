@@ -8,6 +8,7 @@ import pytest
 from trivet_proto.errors import TrivetError
 from trivet_proto.packing import pack_f32, pack_i32, unpack_i32, unpack_u32
 from trivet_proto.v1 import worker_pb2
+from trivet_worker.runner.steady import SteadyDecodes
 from trivet_worker.step_thread import StepThread
 
 PROMPT = list(range(10, 33))
@@ -44,6 +45,57 @@ def test_a_seeded_request_has_its_tokens_whoever_is_beside_it(driver, seed, othe
     driver = tools.StepDriver(driver.loaded, num_blocks=128)
     crowd = [driver.request([index] * (index + 2), seed=1000 + index, room=20, temperature=index % 3 * 0.7) for index in range(others)]
     assert generate_among(driver, driver.request(PROMPT, seed=seed, **params), crowd, 8, first=first) == alone
+
+
+def tokens_of_a_mixture(driver) -> list[dict[int, list[int]]]:
+    """Decodes that go on, are joined, left, left out of a step and given blocks: what each step answers."""
+    requests = [driver.request(PROMPT[index:], seed=index, temperature=index * 0.5) for index in range(3)]
+    late = driver.request(PROMPT[:7])
+    first, second, third = (request.handle for request in requests)
+    lengths = {request.handle: len(unpack_i32(request.token_ids)) for request in [*requests, late]}
+    answers = [by_handle(driver.step(requests))]
+    blocks = iter(range(41, 63))
+
+    def go_on(*handles: int, grown: int | None = None, **others: object) -> None:
+        step = driver.message(known=[(handle, lengths[handle], 1) for handle in handles], **others)
+        if grown is not None:
+            step.known.new_block_counts = pack_i32([2 * (handle == grown) for handle in handles])
+            step.known.new_block_ids = pack_i32([next(blocks), next(blocks)])
+        answers.append(by_handle(driver.runner.execute(step)))
+        for handle in handles:
+            lengths[handle] += 1
+
+    go_on(first, second, third, grown=first)
+    go_on(first, second, third, grown=third)
+    go_on(first, second, third, blocks_to_zero=pack_i32([63]))
+    go_on(first, third, new=[late])
+    go_on(third, first, late.handle)
+    go_on(third, first, late.handle, finished=[second])
+    for _ in range(4):
+        go_on(third, first, late.handle)
+    driver.step(finished=[first, third, late.handle])
+    return answers
+
+
+def test_the_short_way_of_steps_that_go_on_changes_nothing(driver, tools, monkeypatch) -> None:
+    short = tokens_of_a_mixture(tools.StepDriver(driver.loaded))
+    taken: list[bool] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(SteadyDecodes, "take", lambda *_: taken.append(True))
+        assert tokens_of_a_mixture(tools.StepDriver(driver.loaded)) == short
+    assert taken, "steps would have gone it"
+
+
+@pytest.mark.parametrize("wrong", ["blocks", "counts", "reach"])
+def test_a_wrong_step_does_not_get_through_the_short_way(driver, wrong: str) -> None:
+    request = driver.request(PROMPT, room=24, **GREEDY)
+    driver.step([request])
+    step = driver.message(known=[(request.handle, len(PROMPT) + (wrong == "reach"), 1)])
+    if wrong != "reach":
+        step.known.new_block_ids = pack_i32([64 if wrong == "blocks" else 5])
+        step.known.new_block_counts = pack_i32([1 if wrong == "blocks" else 2])
+    with pytest.raises(TrivetError):
+        driver.runner.execute(step)
 
 
 def test_a_slots_second_owner_inherits_nothing(driver) -> None:
