@@ -35,7 +35,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_ahead: Annotated[
         int,
         Setting(help="most tokens of each request that a worker computes from one step while nobody comes or goes", minimum=1, maximum=256),
-    ] = 1
+    ] = 16
     step_timeout: Annotated[float, Setting(help="least age of a step at which its worker counts as lost", unit="seconds", minimum=1)] = 10.0
     step_timeout_factor: Annotated[float, Setting(help="a step is given this many times its forecast, if that is more", minimum=1)] = 20.0
     first_step_timeout: Annotated[

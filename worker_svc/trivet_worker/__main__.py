@@ -33,6 +33,8 @@ def main() -> int:
     # Read once, when torch brings up its threads, so it must be set before the import. Threads that spin long starve whatever else wants
     # the cores: beside one more busy process the library's own default made a step five times as slow.
     os.environ.setdefault("GOMP_SPINCOUNT", str(settings.spin))
+    # The link and the step thread share the interpreter: a step waits for it that long when the link is put off its core while it has it.
+    sys.setswitchinterval(settings.switch_interval)
     from trivet_worker.server import serve
 
     drain_limit_s = settings.drain_timeout + DRAIN_MARGIN_S

@@ -63,6 +63,15 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     spin: Annotated[
         int, Setting(help="turns that a compute thread spins for its next piece of work before it sleeps (GOMP_SPINCOUNT)", minimum=0)
     ] = 1000
+    switch_interval: Annotated[
+        float,
+        Setting(
+            help="how long the threads of the interpreter may keep each other waiting (sys.setswitchinterval)",
+            unit="seconds",
+            minimum=0.00001,
+            maximum=1,
+        ),
+    ] = 0.005
     drain_timeout: Annotated[float, Setting(help="how long running requests may go on after SIGTERM", unit="seconds", minimum=0)] = 30.0
     step_limit: Annotated[float, Setting(help="a step that runs longer is no progress (/health/progress)", unit="seconds", minimum=1)] = (
         120.0

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 OUT_OF_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")  # as torch says it
 NO_BLOCKS = np.zeros(0, dtype=np.int64)
-PROMPT_LOGITS_ROWS = 128  # logits of so many prompt positions at a time: 25 MB for a vocabulary of 49 152
+PROMPT_LOGITS_ROWS = 32  # logits of so many prompt positions at a time: 6 MB for a vocabulary of 49 152, and several times that beside them
 
 
 @dataclass(frozen=True, slots=True)
