@@ -38,7 +38,7 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily("trivet_replicas_ready", "Workers ready", value=self._engine.num_replicas)
         yield GaugeMetricFamily("trivet_streams", "Sessions and attachments open", value=self._num_streams())
         yield GaugeMetricFamily("trivet_sessions", "Frontends connected", value=self._engine.num_sessions)
-        yield CounterMetricFamily("trivet_steps", "Steps sent", value=load.steps_total)
+        yield CounterMetricFamily("trivet_steps", "Steps, each iteration of one counted", value=load.steps_total)
         yield CounterMetricFamily("trivet_failed_steps", "Steps that failed", value=self._engine.core.totals.failed_steps)
         yield CounterMetricFamily("trivet_replicas_lost", "Workers lost", value=totals.replicas_lost)
         yield CounterMetricFamily("trivet_requests_requeued", "Requests that lost their worker", value=totals.requests_requeued)

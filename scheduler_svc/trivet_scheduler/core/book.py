@@ -24,7 +24,7 @@ class Totals:
     preemptions: int = 0
     prefix_queries: int = 0  # tokens
     prefix_hits: int = 0  # tokens
-    steps: int = 0
+    steps: int = 0  # sent, and every further iteration of one
     failed_steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0

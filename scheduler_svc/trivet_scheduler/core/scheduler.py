@@ -176,6 +176,7 @@ class Scheduler:
             for request in flight.requests:
                 request.steps_in_flight -= 1
         if outcome.status is StepStatus.DONE:
+            self.totals.steps += outcome.iteration > 0  # the first was counted when the step left
             replica.forecast.observe(flight.num_tokens, seconds)
             replica.token_budget = min(replica.token_budget * 2, replica.limits.max_num_batched_tokens)
             self._answers.take_in(replica, flight, outcome)
