@@ -1,37 +1,27 @@
-// Zeroed memory on 64-byte lines, with huge pages asked for where it is large.
+// Zeroed memory on 64-byte lines, on huge pages where it is large.
 //
 // Weights and activations live here: a line of a tile or a vector never straddles two cache lines, and a stream of
-// many megabytes costs few TLB misses.
+// many megabytes costs few TLB misses. A model has hundreds of weights smaller than two huge pages, so large buffers
+// lie side by side in regions of many such pages (aligned_buffer.cpp), which are given back when all in them are gone.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <new>
 #include <utility>
 
 namespace trivet {
 
+struct Region;
+
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
-  explicit AlignedBuffer(int64_t bytes) : bytes_(bytes) {
-    if (bytes == 0) return;
-    const std::size_t alignment = bytes >= huge_page ? huge_page : 64;
-    const std::size_t rounded = (bytes + 63) / 64 * 64;  // not to whole huge pages: a model has hundreds of these
-    if (posix_memalign(&data_, alignment, rounded) != 0) data_ = nullptr;
-    if (data_ == nullptr) throw std::bad_alloc();
-    if (bytes >= huge_page) madvise(data_, rounded, MADV_HUGEPAGE);  // a hint: refusal is no error
-    std::memset(data_, 0, rounded);
-  }
-  // Memory that somebody else owns and keeps for as long as this is used.
+  explicit AlignedBuffer(int64_t bytes);  // raises std::bad_alloc
+  // Memory of somebody else, as it is, which must outlive this.
   static AlignedBuffer borrowed(void* data, int64_t bytes) {
     AlignedBuffer buffer;
     buffer.data_ = data;
     buffer.bytes_ = bytes;
-    buffer.is_owned_ = false;
+    buffer.owned_ = false;
     return buffer;
   }
   AlignedBuffer(AlignedBuffer&& other) noexcept { swap(other); }
@@ -40,7 +30,7 @@ class AlignedBuffer {
     return *this;
   }
   ~AlignedBuffer() {
-    if (is_owned_) std::free(data_);
+    if (owned_ && data_ != nullptr) release();
   }
 
   int64_t bytes() const { return bytes_; }
@@ -54,17 +44,18 @@ class AlignedBuffer {
   }
 
  private:
-  static constexpr int64_t huge_page = int64_t{2} << 20;
-
+  void release();
   void swap(AlignedBuffer& other) {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
-    std::swap(is_owned_, other.is_owned_);
+    std::swap(region_, other.region_);
+    std::swap(owned_, other.owned_);
   }
 
   void* data_ = nullptr;
   int64_t bytes_ = 0;
-  bool is_owned_ = true;
+  Region* region_ = nullptr;  // that it lies in; null: an allocation of its own
+  bool owned_ = true;
 };
 
 }  // namespace trivet

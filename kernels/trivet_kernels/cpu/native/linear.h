@@ -14,7 +14,7 @@
 
 namespace trivet {
 
-constexpr int64_t ALONE_ROWS = 16;  // prepared by every member for itself
+constexpr int64_t ALONE_ROWS = 8;   // prepared by every member for itself
 constexpr int64_t RACED_ROWS = 64;  // up to which a member takes over what another does not get done
 
 // Columns of a weight in panels, as the items of a phase: every member has as many, and reads them one after the other.
