@@ -90,6 +90,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("models",),
         ("sampling",),
         ("runner",),
+        ("batch_invariance",),
         ("config", "step_thread"),
         ("loading",),
         ("link", "metrics"),

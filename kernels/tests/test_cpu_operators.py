@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 from trivet_kernels import reference
+from trivet_kernels.api import AttentionForm, PagedBatch
 from trivet_kernels.cpu.decoder import WeightFormat
 from trivet_kernels.cpu.library import NotBuilt, native_library
 
@@ -61,13 +62,17 @@ def calls(dtype: torch.dtype) -> list[tuple[str, tuple[object, ...]]]:
             ("write_kv", (heads, heads + 1, cache_of(dtype), slots)),
             ("rotary_and_write_kv", (heads, heads + 1, heads + 2, angles.cos(), angles.sin(), cache_of(dtype), slots)),
         ]
+    batch = (torch.tensor([0, 1, 5, 5]), torch.tensor([3, 20, 0]), torch.tensor([[1, 0], [3, 2], [0, 0]]), 0.2)
+    for cache in (cache_of(dtype), torch.zeros(4, 2, 16, 72, dtype=torch.int8)):
+        made.append(("paged_attention", (transposed(random(5, 4, 32, dtype=dtype)), cache, *batch, 7, 30.0)))
     return [*made, ("packed_rows", (torch.tensor([3, 0, 39]), weight.data, 40, 48, int(weight.format)))]
 
 
 @dtypes
 def test_every_operator_passes_torchs_own_check(dtype: torch.dtype) -> None:
     checked = set()
-    for name, arguments in calls(dtype):
+    made = calls(dtype)
+    for name, arguments in made if dtype is torch.float32 else dict(made).items():
         torch.library.opcheck(getattr(OVERLOADS, name).default, arguments)
         checked.add(name)
     assert checked == {
@@ -172,3 +177,22 @@ def test_what_does_not_fit_is_refused_with_its_sizes() -> None:
         operators.write_kv(heads, heads, cache, torch.zeros(4, dtype=torch.int64))
     with pytest.raises(ValueError, match="a cache is contiguous"):
         operators.write_kv(heads, heads, cache.transpose(0, 1), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"no torch\.float16"):
+        operators.write_kv(heads, heads, cache.half(), torch.zeros(3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("starts", "lengths", "table"),
+    [
+        ([0, 2], [3], [[1]]),  # a token is nobody's
+        ([0, 3], [2], [[1]]),  # fewer cached than asked of
+        ([0, 3], [17], [[1]]),  # more cached than the table has room for
+        ([0, 3], [3], [[4]]),  # a block that the cache has not
+        ([0, 3], [3], [[-1]]),
+        ([0, 3, 3], [3, 20], [[1, 0], [2, 4]]),
+    ],
+)
+def test_attention_reads_nothing_outside_its_cache(starts: list[int], lengths: list[int], table: list[list[int]]) -> None:
+    batch = PagedBatch(tuple(starts), tuple(lengths), torch.tensor(lengths), torch.tensor(table), torch.zeros(3, dtype=torch.int64), 0)
+    with pytest.raises(IndexError, match=f"sequence {len(lengths) - 1}"):
+        operators.paged_attention(random(3, 2, 32), cache_of(), batch, AttentionForm(1.0))

@@ -29,12 +29,30 @@ class PagedBatch:
     num_decodes: int
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """What a layer's attention computes.
+
+    scale     factor of the scores
+    window    tokens that a query sees at most, its own included; None: all before it
+    soft_cap  scores become `cap · tanh(score / cap)`; None: they stay
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+
+
 class Operators(Protocol):
     """One implementation of all operators."""
 
     name: str
 
-    def paged_attention(self, query: torch.Tensor, cache: torch.Tensor, batch: PagedBatch, scale: float) -> torch.Tensor:
+    def use_threads(self, count: int) -> None:
+        """From the next operator on, in this process."""
+        ...
+
+    def paged_attention(self, query: torch.Tensor, cache: torch.Tensor, batch: PagedBatch, form: AttentionForm) -> torch.Tensor:
         """Causal attention of query `[T, H, D]` over the cached keys and values of each sequence; returns `[T, H, D]`."""
         ...
 

@@ -40,11 +40,12 @@ TOKENIZER = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "voc
 
 
 def write_llama(folder: Path, **changes: object):
-    """A random Llama saved by transformers; returns its own model of it."""
-    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+    """A random Llama, or a Mistral where a window is given, saved by transformers; returns its own model of it."""
+    from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, set_seed
 
     set_seed(0)
-    return save_random(LlamaForCausalLM(LlamaConfig(**{**CONFIG, **changes})), folder)
+    config, kind = (MistralConfig, MistralForCausalLM) if "sliding_window" in changes else (LlamaConfig, LlamaForCausalLM)
+    return save_random(kind(config(**{**CONFIG, **changes})), folder)
 
 
 def save_random(model, folder: Path):
@@ -106,7 +107,7 @@ class StepDriver:
         **sampling: object,
     ) -> worker_pb2.NewRequest:
         self._handle += 1
-        count = -(-room // BLOCK_SIZE)
+        count = -(-room // self.loaded.limits.block_size)
         blocks = np.arange(self._block, self._block + count)
         self._block += count
         return worker_pb2.NewRequest(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from trivet_kernels import reference
 from trivet_proto.errors import TrivetError
-from trivet_worker.attention.backends import AttentionBackend, AttentionNeeds, select_backend
+from trivet_worker.attention.backends import TORCH, AttentionBackend, AttentionNeeds, AttentionType, select_backend
 from trivet_worker.attention.caches import strided_view
 from trivet_worker.attention.spec import LayerCache
 from trivet_worker.forward_context import ForwardContext, current_context, forward_context
@@ -35,22 +35,64 @@ def test_a_backend_that_nobody_knows_is_an_error_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"dtype": torch.bfloat16}, "KV cache"),
-        ({"sliding_window": 128}, "sliding window"),
-        ({"latent": True}, "latent"),
-        ({"sinks": True}, "sinks"),
-        ({"bidirectional": True}, "bidirectional"),
+        ({"dtype": torch.float16, "kv_dtype": torch.float16}, "no torch.float16; it takes torch.bfloat16, torch.float32"),
+        ({"dtype": torch.bfloat16}, "no KV cache in torch.float32 beside torch.bfloat16"),
+        ({"kv_dtype": torch.int8}, "no KV cache in torch.int8 beside torch.float32"),
+        ({"window": 128}, "no sliding window; with max_model_len 128 or less there is none"),
+        ({"soft_cap": 30.0}, "no soft cap of scores"),
+        ({"latent": True}, "no latent attention"),
+        ({"sinks": True}, "no sinks attention"),
+        ({"attention_type": AttentionType.BIDIRECTIONAL}, "no bidirectional attention"),
     ],
 )
 def test_each_need_that_a_backend_lacks_is_a_reason(change, reason) -> None:
-    assert reason in (PLAIN.reason_against(dataclasses.replace(NEEDS, **change)) or "")
+    assert PLAIN.reason_against(dataclasses.replace(NEEDS, **change)) == reason
 
 
-@pytest.mark.parametrize(("change", "reason"), [({"head_size": 96}, "heads of 96"), ({"block_size": 16}, "blocks of 16")])
-def test_sizes_that_do_not_fit_are_reasons(change, reason) -> None:
-    fitting = AttentionNeeds(dtype=torch.bfloat16, kv_dtype=torch.bfloat16, head_size=128, block_size=32)
-    assert PICKY.reason_against(fitting) is None
-    assert reason in (PICKY.reason_against(dataclasses.replace(fitting, **change)) or "")
+@pytest.mark.parametrize(
+    ("declared", "reason"),
+    [
+        ({"head_sizes": frozenset({128, 80})}, "no heads of 64; it takes 80, 128"),
+        ({"head_size_multiple": 48}, "no heads of 64; multiples of 48 only"),
+        ({"block_sizes": frozenset({128, 32})}, "no blocks of 16 tokens; it takes 32, 128"),
+        ({"block_size_multiple": 32}, "no blocks of 16 tokens; multiples of 32 only"),
+        ({"supports_combination": lambda needs: f"not {needs.head_size} with {needs.block_size}"}, "not 64 with 16"),
+        ({"head_sizes": frozenset({64}), "block_sizes": frozenset({16}), "block_size_multiple": 8}, None),
+        ({"kv_dtypes": frozenset({torch.int8})}, None),
+    ],
+)
+def test_sizes_are_declared_exactly_or_as_multiples(declared, reason) -> None:
+    assert dataclasses.replace(PLAIN, **declared).reason_against(NEEDS) == reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [
+        ({"dtype": torch.float64, "kv_dtype": torch.float64}, ("cpu: no torch.float64", "torch: no torch.float64")),
+        ({"attention_type": AttentionType.BIDIRECTIONAL}, ("cpu: no bidirectional", "torch: no bidirectional")),
+        ({"latent": True}, ("cpu: no latent", "torch: no latent")),
+        ({"block_size": 8, "kv_dtype": torch.int8}, ("cpu: no blocks of 8", "torch: no KV cache in torch.int8")),
+        ({"head_size": 40, "kv_dtype": torch.int8}, ("cpu: no heads of 40", "torch: no KV cache in torch.int8")),
+    ],
+)
+def test_what_nobody_takes_is_refused_with_every_backend_and_its_reason(change, reasons) -> None:
+    with pytest.raises(TrivetError) as refusal:
+        select_backend(dataclasses.replace(NEEDS, **change))
+    assert refusal.value.param == "attention_backend"
+    for reason in reasons:
+        assert reason in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"head_size": 40}, "no heads of 40"), ({"block_size": 24}, "no blocks of 24"), ({"heads_per_kv_head": 65}, "no 65 query heads")],
+)
+def test_what_the_native_operators_do_not_take_is_left_to_torch_with_the_reason(change, reason) -> None:
+    selection = select_backend(dataclasses.replace(NEEDS, **change))
+    assert selection.backend is TORCH
+    ((name, said),) = selection.rejected
+    assert name == "cpu"
+    assert reason in said
 
 
 def test_the_context_is_only_there_inside_a_forward_and_nests() -> None:

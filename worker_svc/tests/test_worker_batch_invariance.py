@@ -14,7 +14,7 @@ def test_native_code_holds_it_and_says_so(tmp_path, tools, load, caplog) -> None
     tools.write_llama(tmp_path, **NATIVE)
     with caplog.at_level(logging.INFO):
         loaded = load(tmp_path, block_size=16, batch_invariant="on")
-    assert loaded.backend.native
+    assert loaded.backend.batch_invariant
     assert loaded.card.fingerprint.batch_invariant
     assert "batch invariance holds" in caplog.text
 

@@ -13,6 +13,7 @@ from trivet_chassis.settings import Setting
 from trivet_proto.errors import invalid
 
 from trivet_worker.batch_invariance import BatchInvariance
+from trivet_worker.models.form import ModelForm
 from trivet_worker.weights.quantization import Quantization
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -59,6 +60,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     max_logprobs: Annotated[int, Setting(help="most log probabilities beside a token's own; -1: the whole vocabulary", minimum=-1)] = 20
     logits_processors: Annotated[tuple[str, ...], Setting(help="classes that change logits, as package.module:Class")] = ()
+    model_form: Annotated[
+        ModelForm,
+        Setting(help="native: a whole step in native code; layers: layer by layer over the backend's operators; auto: native where it can"),
+    ] = "auto"
     threads: Annotated[int | None, Setting(help="compute threads; none: one per core", minimum=1)] = None
     spin: Annotated[
         int, Setting(help="turns that a compute thread spins for its next piece of work before it sleeps (GOMP_SPINCOUNT)", minimum=0)

@@ -9,18 +9,16 @@ from pathlib import Path
 import torch
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from trivet_checkpoint import Checkpoint, ModelBundle, bundle_of, open_checkpoint, resolve_model
-from trivet_proto.errors import ErrorKind, TrivetError, invalid
+from trivet_proto.errors import invalid
 from trivet_proto.limits import MAX_MESSAGE_BYTES, MAX_PROMPT_LOGPROBS
 from trivet_proto.packing import pack_i32
 from trivet_proto.v1 import types_pb2
 
-from trivet_worker.attention.backends import AttentionBackend, AttentionNeeds, Selection, select_backend
+from trivet_worker.attention.backends import AttentionBackend, select_backend
 from trivet_worker.batch_invariance import holds_batch_invariance
 from trivet_worker.config import WorkerSettings
-from trivet_worker.models.llama import head_size_of, window_of
+from trivet_worker.models.building import ModelRequest, attention_needs, build_model
 from trivet_worker.models.model import Model
-from trivet_worker.models.native_llama import NativeLlama, formats_of
-from trivet_worker.models.registry import Forms, forms_of
 from trivet_worker.runner.limits import RunnerLimits
 from trivet_worker.runner.runner import ModelRunner
 from trivet_worker.sampling.noise import REVISION
@@ -65,28 +63,29 @@ def prepare_model(settings: WorkerSettings) -> PreparedModel:
         torch.set_num_threads(settings.threads)
     checkpoint = open_checkpoint(resolve_model(settings.model))
     dtype, context = TORCH_DTYPES[settings.chosen_dtype], settings.context(checkpoint.max_model_len)
-    forms, head_size = forms_of(checkpoint.config), head_size_of(checkpoint.config)
-    selection = select_backend(
-        AttentionNeeds(
-            dtype=dtype,
-            kv_dtype=torch.int8 if settings.kv_dtype == "int8" else dtype,
-            head_size=head_size,
-            block_size=settings.block_size,
-            sliding_window=window_of(checkpoint.config, context),
-            native=forms.reason_against_native(checkpoint.config, dtype, block_size=settings.block_size),
-        ),
-        settings.attention_backend,
+    wanted = ModelRequest(
+        form=settings.model_form,
+        quantization=settings.quantization,
+        dtype=dtype,
+        kv_dtype=torch.int8 if settings.kv_dtype == "int8" else dtype,
+        block_size=settings.block_size,
+        max_model_len=context,
+        most_tokens=settings.max_num_batched_tokens,
+        threads=torch.get_num_threads(),
     )
+    needs = attention_needs(checkpoint.config, wanted)
+    selection = select_backend(needs, settings.attention_backend)
     for name, reason in selection.rejected:
         logger.info("attention backend %s is not taken: %s", name, reason)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in selection.rejected) or f"attention_backend {selection.backend.name}"
-    is_invariant = holds_batch_invariance(settings.batch_invariant, is_native=selection.backend.native, reasons=reasons)
+    is_invariant = holds_batch_invariance(settings.batch_invariant, is_native=selection.backend.batch_invariant, reasons=reasons)
 
     def filled() -> Model:
-        model = _empty_model(settings, checkpoint, forms, selection, dtype, context)
+        model = build_model(checkpoint, wanted, needs, selection)
         _fill(model, checkpoint, settings)
         return model
 
+    selection.backend.operators.use_threads(wanted.threads)
     return PreparedModel(checkpoint, dtype, context, selection.backend, is_invariant, filled)
 
 
@@ -111,29 +110,6 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
         layers=[cache.to_proto(settings.block_size) for cache in caches],
         kv_bytes=_kv_bytes(settings, sum(cache.page_bytes(settings.block_size) for cache in caches), model.vocab_size),
     )
-
-
-def _empty_model(
-    settings: WorkerSettings, checkpoint: Checkpoint, forms: Forms, selection: Selection, dtype: torch.dtype, context: int
-) -> Model:
-    if selection.backend.native:
-        return NativeLlama(
-            checkpoint.config,
-            dtype=dtype,
-            kv_dtype=torch.int8 if settings.kv_dtype == "int8" else dtype,
-            formats=formats_of(checkpoint, dtype, settings.quantization),
-            max_model_len=context,
-            most_tokens=settings.max_num_batched_tokens,
-            threads=torch.get_num_threads(),
-        )
-    if settings.quantization != "none":
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in selection.rejected)
-        raise TrivetError(
-            ErrorKind.FAILED_PRECONDITION,
-            f"quantization {settings.quantization}: only the attention backend cpu runs quantised weights ({reasons})",
-            param="quantization",
-        )
-    return forms.plain(checkpoint.config, dtype=dtype, max_model_len=context)
 
 
 def _fill(model: Model, checkpoint: Checkpoint, settings: WorkerSettings) -> None:

@@ -51,6 +51,7 @@ OPERATOR_SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "trivet_rms_norm": (None, (_INT32, _ADDRESS, _INT64, _ADDRESS, _INT64, _ADDRESS, _FLOAT, _INT64, _INT64, _ADDRESS)),
     "trivet_gated": (None, (_INT32, _INT32, _ADDRESS, _INT64, _INT64, _INT64, _ADDRESS)),
     "trivet_rotate_and_write": (_INT64, (_INT32, _INT64, _INT64, *[_ADDRESS] * 6)),
+    "trivet_attention_fault": (_INT64, (_ADDRESS, _ADDRESS, _INT64, _INT64, _ADDRESS, _INT64, _INT64, _INT64)),
     "trivet_packed_bytes": (_INT64, (_ADDRESS,)),
     "trivet_pack": (None, (_ADDRESS, _INT32, _ADDRESS, _INT64, _INT64)),
     "trivet_packed_rows": (_INT64, (_ADDRESS, _ADDRESS, _INT64, _ADDRESS)),

@@ -1,129 +1,135 @@
-"""Llama and its kin (Llama 2 and 3, SmolLM2, Mistral): pre-norm, rotary positions, grouped heads, gated MLP."""
+"""Llama and its kin (Llama 2 and 3, SmolLM2, Mistral): pre-norm, rotary positions, grouped heads, gated MLP.
 
-from collections.abc import Mapping
+The model says what is computed; which operators do it is the forward context's, and how weights are kept the layer factory's.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
+from trivet_kernels.api import AttentionForm
 from trivet_proto.errors import ErrorKind, TrivetError
 
 from trivet_worker.attention.spec import LayerCache
 from trivet_worker.forward_context import current_context
 from trivet_worker.layers.attention import Attention
-from trivet_worker.layers.linear import Embedding, Linear
+from trivet_worker.layers.factory import EmbeddingLayer, LayerFactory, LinearLayer
+from trivet_worker.layers.rms_norm import RmsNorm
 from trivet_worker.layers.rotary import RotaryAngles, inverse_frequencies
 from trivet_worker.models.model import StepOutput
 from trivet_worker.weights.placement import Placement
 
-
-class RmsNorm(nn.Module):
-    def __init__(self, size: int, epsilon: float, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.epsilon = epsilon
-        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return current_context().operators.rms_norm(hidden, self.weight, self.epsilon)
+SILU, GELU_TANH = "silu", "gelu_pytorch_tanh"
+ACTIVATIONS = (SILU, GELU_TANH)
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, name: str, config: Mapping[str, Any], dtype: torch.dtype) -> None:
+    def __init__(self, name: str, config: Mapping[str, Any], layers: LayerFactory, form: AttentionForm) -> None:
         super().__init__()
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        self.heads, self.kv_heads = heads, config.get("num_key_value_heads") or heads
+        self.heads, self.kv_heads = heads, kv_heads_of(config)
         self.head_size = head_size_of(config)
         bias = bool(config.get("attention_bias", False))
         query, kv = heads * self.head_size, self.kv_heads * self.head_size
-        self.qkv = Linear(hidden, (query, kv, kv), bias=bias, dtype=dtype)
-        self.output = Linear(query, (hidden,), bias=bias, dtype=dtype)
-        self.attention = Attention(name, heads=heads, kv_heads=self.kv_heads, head_size=self.head_size)
+        self.qkv = layers.linear(hidden, (query, kv, kv), bias=bias)
+        self.output = layers.linear(query, (hidden,), bias=bias)
+        self.attention = Attention(name, form)
 
     def forward(self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        count, rotary = hidden.shape[0], current_context().operators.rotary
-        query, key, value = self.qkv(hidden).split(self.qkv.outputs, dim=-1)
-        query = rotary(query.view(count, self.heads, self.head_size), cosines, sines)
-        key = rotary(key.view(count, self.kv_heads, self.head_size), cosines, sines)
-        attended = self.attention(query, key, value.view(count, self.kv_heads, self.head_size))
-        output: torch.Tensor = self.output(attended.reshape(count, -1))
-        return output
+        count = hidden.shape[0]
+        query, key, value = torch.split(self.qkv(hidden), list(self.qkv.outputs), dim=-1)
+        attended = self.attention(
+            query.view(count, self.heads, self.head_size),
+            key.view(count, self.kv_heads, self.head_size),
+            value.view(count, self.kv_heads, self.head_size),
+            cosines,
+            sines,
+        )
+        return self.output(attended.reshape(count, -1))
 
 
 class LlamaMlp(nn.Module):
-    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype) -> None:
+    def __init__(self, config: Mapping[str, Any], layers: LayerFactory) -> None:
         super().__init__()
         hidden, inner = config["hidden_size"], config["intermediate_size"]
         bias = bool(config.get("mlp_bias", False))
-        self.gate_and_up = Linear(hidden, (inner, inner), bias=bias, dtype=dtype)
-        self.down = Linear(inner, (hidden,), bias=bias, dtype=dtype)
+        self.activation = activation_of(config)
+        self.gate_and_up = layers.linear(hidden, (inner, inner), bias=bias)
+        self.down = layers.linear(inner, (hidden,), bias=bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.down(current_context().operators.silu_and_mul(self.gate_and_up(hidden)))
-        return output
+        operators = current_context().operators
+        activate = operators.silu_and_mul if self.activation == SILU else operators.gelu_tanh_and_mul
+        return self.down(activate(self.gate_and_up(hidden)))
 
 
 class LlamaLayer(nn.Module):
-    def __init__(self, index: int, config: Mapping[str, Any], dtype: torch.dtype) -> None:
+    def __init__(self, index: int, config: Mapping[str, Any], layers: LayerFactory, form: AttentionForm) -> None:
         super().__init__()
         hidden, epsilon = config["hidden_size"], config["rms_norm_eps"]
-        self.attention_norm = RmsNorm(hidden, epsilon, dtype)
-        self.attention = LlamaAttention(f"model.layers.{index}.self_attn", config, dtype)
-        self.mlp_norm = RmsNorm(hidden, epsilon, dtype)
-        self.mlp = LlamaMlp(config, dtype)
+        self.attention_norm = RmsNorm(hidden, epsilon, layers.activation_dtype)
+        self.attention = LlamaAttention(f"model.layers.{index}.self_attn", config, layers, form)
+        self.mlp_norm = RmsNorm(hidden, epsilon, layers.activation_dtype)
+        self.mlp = LlamaMlp(config, layers)
 
-    def forward(self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        hidden = hidden + self.attention(self.attention_norm(hidden), cosines, sines)
-        output: torch.Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+    def forward(self, normed: torch.Tensor, residual: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+        """The normed stream in, what the MLP adds to the residual stream out; what attention adds is in `residual` by then."""
+        attended = self.attention(normed, cosines, sines)
+        output: torch.Tensor = self.mlp(self.mlp_norm.of_sum(attended, residual))
         return output
 
 
 class LlamaForCausalLM(nn.Module):
     """Weights are empty until the loader fills them."""
 
-    def __init__(self, config: Mapping[str, Any], *, dtype: torch.dtype, max_model_len: int) -> None:
+    def __init__(self, config: Mapping[str, Any], layers: LayerFactory, *, kv_dtype: torch.dtype, max_model_len: int) -> None:
         super().__init__()
         check_config(config)
-        assert window_of(config, max_model_len) is None, "the backend was not asked for a window"
         self.vocab_size: int = config["vocab_size"]
-        self.dtype = dtype
+        self._kv_dtype = kv_dtype
         self._max_model_len = max_model_len
-        self.embedding = Embedding(self.vocab_size, config["hidden_size"], dtype=dtype)
-        self._layers = [LlamaLayer(index, config, dtype) for index in range(config["num_hidden_layers"])]
+        hidden, form = config["hidden_size"], attention_form_of(config, max_model_len)
+        self._window = form.window
+        self._layers = [LlamaLayer(index, config, layers, form) for index in range(config["num_hidden_layers"])]
         self.layers = nn.ModuleList(self._layers)
-        self.norm = RmsNorm(config["hidden_size"], config["rms_norm_eps"], dtype)
-        # A tied head is the embedding itself: one copy in memory.
-        tied = bool(config.get("tie_word_embeddings", False))
-        self.head = None if tied else Linear(config["hidden_size"], (self.vocab_size,), bias=False, dtype=dtype)
+        self.norm = RmsNorm(hidden, config["rms_norm_eps"], layers.activation_dtype)
+        self.embedding: EmbeddingLayer
+        self.head: LinearLayer | None = None
+        self._scores: Callable[[torch.Tensor], torch.Tensor]
+        if config.get("tie_word_embeddings", False):
+            tied = layers.tied_embedding(self.vocab_size, hidden)
+            self.embedding, self._scores = tied, tied.scores
+        else:
+            self.embedding, self.head = layers.embedding(self.vocab_size, hidden), layers.head(hidden, self.vocab_size)
+            self._scores = self.head
         head_size = self._layers[0].attention.head_size
         self._frequencies = inverse_frequencies(head_size, float(config.get("rope_theta", 10000.0)), config.get("rope_scaling"))
         self._angles = RotaryAngles(self._frequencies, max_model_len)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(token_ids)
+        residual = self.embedding(token_ids)
         cosines, sines = self._angles.at(positions)
-        for layer in self._layers:
-            hidden = layer(hidden, cosines, sines)
-        output: torch.Tensor = self.norm(hidden)
-        return output
+        normed: torch.Tensor = self._layers[0].attention_norm(residual)
+        for layer, next_norm in zip(self._layers, [*(layer.attention_norm for layer in self._layers[1:]), self.norm], strict=True):
+            normed = next_norm.of_sum(layer(normed, residual, cosines, sines), residual)
+        return normed
 
     def step(self, token_ids: torch.Tensor, positions: torch.Tensor, sampled: torch.Tensor, *, wants_hidden: bool) -> StepOutput:
         hidden = self(token_ids, positions)
         return StepOutput(logits=self.logits(hidden[sampled]), hidden=hidden if wants_hidden else None)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        return linear(hidden, weight).float()
+        return self._scores(hidden).float()
 
     def layer_caches(self) -> list[LayerCache]:
-        return [
-            LayerCache(layer.attention.attention.name, layer.attention.kv_heads, layer.attention.head_size, self.dtype)
-            for layer in self._layers
-        ]
+        layers = [layer.attention for layer in self._layers]
+        return [LayerCache(layer.attention.name, layer.kv_heads, layer.head_size, self._kv_dtype, self._window) for layer in layers]
 
     def placements(self) -> list[Placement]:
-        places = [Placement("model.embed_tokens.weight", self.embedding.weight), Placement("model.norm.weight", self.norm.weight)]
+        places = [Placement("model.embed_tokens.weight", self.embedding.target()), Placement("model.norm.weight", self.norm.weight)]
         if self.head is not None:
-            places.append(Placement("lm_head.weight", self.head.weight))
+            places.append(Placement("lm_head.weight", self.head.rows(0, self.vocab_size)))
         for index, layer in enumerate(self._layers):
             prefix = f"model.layers.{index}"
             places += [
@@ -144,11 +150,11 @@ class LlamaForCausalLM(nn.Module):
         self._angles = RotaryAngles(self._frequencies / factors.double(), self._max_model_len)
 
 
-def _merged(names: list[str], module: Linear) -> list[Placement]:
+def _merged(names: list[str], module: LinearLayer) -> list[Placement]:
     """Each projection's rows within the merged weight and bias."""
     places, first = [], 0
     for name, width in zip(names, module.outputs, strict=True):
-        places.append(Placement(f"{name}.weight", module.weight[first : first + width]))
+        places.append(Placement(f"{name}.weight", module.rows(first, width)))
         if module.bias is not None:
             places.append(Placement(f"{name}.bias", module.bias[first : first + width]))
         first += width
@@ -159,14 +165,29 @@ def head_size_of(config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def window_of(config: Mapping[str, Any], max_model_len: int) -> int | None:
-    """Tokens that a query sees at most, its own included; None: all that there can be."""
-    window: int | None = config.get("sliding_window")
-    return window if window is not None and window < max_model_len else None
+def kv_heads_of(config: Mapping[str, Any]) -> int:
+    return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+
+
+def activation_of(config: Mapping[str, Any]) -> str:
+    return str(config.get("hidden_act", SILU))
+
+
+def attention_form_of(config: Mapping[str, Any], max_model_len: int) -> AttentionForm:
+    """A window that no context of this length reaches is none."""
+    window, soft_cap = config.get("sliding_window"), config.get("attn_logit_softcapping")
+    return AttentionForm(
+        scale=head_size_of(config) ** -0.5,
+        window=int(window) if window is not None and window < max_model_len else None,
+        soft_cap=None if soft_cap is None else float(soft_cap),
+    )
 
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Raises FAILED_PRECONDITION for a feature that is not served."""
-    activation = config.get("hidden_act", "silu")
-    if activation != "silu":
-        raise TrivetError(ErrorKind.FAILED_PRECONDITION, f"hidden_act {activation} is not served for Llama models; served is silu")
+    activation = activation_of(config)
+    if activation not in ACTIVATIONS:
+        raise TrivetError(
+            ErrorKind.FAILED_PRECONDITION,
+            f"hidden_act {activation} is not served for Llama models; served are {', '.join(ACTIVATIONS)}",
+        )

@@ -15,10 +15,11 @@ from trivet_kernels.cpu.decoder import HEAD, SUB_BLOCK, DecoderShape, NativeDeco
 from trivet_kernels.cpu.library import NotBuilt, native_library
 from trivet_proto.errors import ErrorKind, TrivetError
 
+from trivet_worker.attention.backends import AttentionNeeds
 from trivet_worker.attention.spec import LayerCache
 from trivet_worker.forward_context import current_context
 from trivet_worker.layers.rotary import RotaryAngles, inverse_frequencies
-from trivet_worker.models.llama import check_config, head_size_of, window_of
+from trivet_worker.models.llama import SILU, activation_of, attention_form_of, check_config, head_size_of
 from trivet_worker.models.model import StepOutput
 from trivet_worker.weights.packed_rows import BLOCK_FORMATS, FORMATS, PackedRows
 from trivet_worker.weights.placement import Placement
@@ -45,17 +46,21 @@ def formats_of(checkpoint: Checkpoint, dtype: torch.dtype, quantization: Quantiz
     return BLOCK_FORMATS[kinds.pop()], BLOCK_FORMATS[head_kind]
 
 
-def reason_against(config: Mapping[str, Any], dtype: torch.dtype, *, block_size: int) -> str | None:
+def reason_against(config: Mapping[str, Any], needs: AttentionNeeds) -> str | None:
     """Why the native decoder cannot run this model with these settings; None when it can."""
     try:
         native_library()
     except NotBuilt as reason:
         return str(reason)
-    if dtype not in FORMATS:
-        return f"no {dtype}; it takes {', '.join(map(str, FORMATS))}"
-    if block_size % SUB_BLOCK:
-        return f"no blocks of {block_size} tokens; multiples of {SUB_BLOCK} only"
-    return _shape(config, dtype, (FORMATS[dtype], FORMATS[dtype]), most_tokens=1, threads=1).reason_against()
+    if needs.dtype not in FORMATS:
+        return f"no {needs.dtype}; it takes {', '.join(map(str, FORMATS))}"
+    if needs.block_size % SUB_BLOCK:
+        return f"no blocks of {needs.block_size} tokens; multiples of {SUB_BLOCK} only"
+    if activation_of(config) != SILU:
+        return f"no {activation_of(config)} as activation"
+    if needs.soft_cap is not None:
+        return "no soft cap of scores"
+    return _shape(config, needs.dtype, (FORMATS[needs.dtype], FORMATS[needs.dtype]), most_tokens=1, threads=1).reason_against()
 
 
 class NativeLlama:
@@ -77,7 +82,7 @@ class NativeLlama:
         self.dtype = dtype
         self._config = config
         self._max_model_len = max_model_len
-        self._window = window_of(config, max_model_len)
+        self._window = attention_form_of(config, max_model_len).window
         self._shape = replace(
             _shape(config, dtype, formats, most_tokens=most_tokens, threads=threads),
             kv_dtype=kv_dtype,

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from trivet_proto.errors import ErrorKind, TrivetError
 
+from trivet_worker.attention.backends import AttentionNeeds
 from trivet_worker.models import native_llama
 from trivet_worker.models.llama import LlamaForCausalLM
 from trivet_worker.models.native_llama import NativeLlama
@@ -14,16 +14,16 @@ from trivet_worker.models.native_llama import NativeLlama
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """An architecture in torch, and in native code where it has such a form."""
+    """An architecture as layers over a backend's operators, and as a whole native step where it has such a form."""
 
-    plain: type[LlamaForCausalLM]
+    layered: type[LlamaForCausalLM]
     native: type[NativeLlama] | None
 
-    def reason_against_native(self, config: Mapping[str, Any], dtype: torch.dtype, *, block_size: int) -> str | None:
-        """Why this model cannot run natively with these settings; None when it can."""
+    def reason_against_native(self, config: Mapping[str, Any], needs: AttentionNeeds) -> str | None:
+        """Why this model cannot run a whole step natively with these settings; None when it can."""
         if self.native is None:
             return "this architecture has no native form"
-        return native_llama.reason_against(config, dtype, block_size=block_size)
+        return native_llama.reason_against(config, needs)
 
 
 LLAMA = Forms(LlamaForCausalLM, NativeLlama)

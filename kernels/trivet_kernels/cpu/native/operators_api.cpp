@@ -145,6 +145,22 @@ int64_t trivet_rotate_and_write(int32_t type_number, int64_t tokens, int64_t siz
   return -1;
 }
 
+// The first sequence whose tokens, cached length or blocks are not what attention may read, or -1.
+int64_t trivet_attention_fault(const int64_t* starts, const int64_t* lengths, int64_t sequences, int64_t tokens,
+                               const int32_t* table, int64_t columns, int64_t block_size, int64_t blocks) {
+  if (sequences == 0) return tokens == 0 ? -1 : 0;
+  if (starts[0] != 0 || starts[sequences] != tokens) return 0;
+  for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+    const int64_t count = starts[sequence + 1] - starts[sequence], length = lengths[sequence];
+    if (count < 0 || length < count || length > columns * block_size) return sequence;
+    for (int64_t column = 0; column * block_size < length; ++column) {
+      const int32_t block = table[sequence * columns + column];
+      if (block < 0 || block >= blocks) return sequence;
+    }
+  }
+  return -1;
+}
+
 // ---- packed weights, in memory of the caller's ----
 
 struct TrivetPacked {

@@ -5,6 +5,7 @@ says so. They take float32 and bfloat16, contiguous or not, and run over one tea
 """
 
 from trivet_kernels.cpu.operators.activations import gelu_tanh_and_mul, silu_and_mul
+from trivet_kernels.cpu.operators.attention import paged_attention
 from trivet_kernels.cpu.operators.kv_cache import rotary, rotary_and_write_kv, write_kv
 from trivet_kernels.cpu.operators.norms import add_rms_norm, rms_norm
 from trivet_kernels.cpu.operators.packed_weights import PackedWeight, linear, packed_rows
@@ -19,6 +20,7 @@ __all__ = [
     "linear",
     "name",
     "packed_rows",
+    "paged_attention",
     "rms_norm",
     "rotary",
     "rotary_and_write_kv",

@@ -8,12 +8,14 @@ import ctypes
 
 import torch
 
+from trivet_kernels.cpu.attention_signatures import CacheType
+from trivet_kernels.cpu.decoder import HEAD_SIZE_MULTIPLE, INT8_SCALES, SUB_BLOCK
 from trivet_kernels.cpu.operator_signatures import Angles, Cache, Heads
 from trivet_kernels.cpu.operators.memory import TYPES, dense_last, floats, same_dtype, type_of
 from trivet_kernels.cpu.operators.registration import register
 from trivet_kernels.cpu.operators.threads import operator_library
 
-SUB_BLOCK = 16  # tokens; block sizes are multiples of it
+INT8_TYPES = {torch.float32: CacheType.INT8_FLOAT32, torch.bfloat16: CacheType.INT8_BFLOAT16}
 
 
 def rotary(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
@@ -41,13 +43,22 @@ def rotary_and_write_kv(
     return rotated
 
 
-def check_cache(cache: torch.Tensor) -> None:
-    """Raises ValueError for a tensor that cannot be a cache."""
-    if cache.dim() != 4 or not cache.is_contiguous() or cache.shape[2] % SUB_BLOCK or cache.shape[3] % 4:
+def check_cache(cache: torch.Tensor) -> int:
+    """The head size. Raises ValueError for a tensor that cannot be a cache, TypeError for its dtype."""
+    if cache.dtype is not torch.int8:
+        type_of(cache)
+    size = (cache.shape[-1] - (INT8_SCALES if cache.dtype is torch.int8 else 0)) // 2
+    if cache.dim() != 4 or not cache.is_contiguous() or cache.shape[2] % SUB_BLOCK or size <= 0 or size % HEAD_SIZE_MULTIPLE:
         raise ValueError(
-            f"a cache is contiguous [blocks, key/value heads, tokens in multiples of {SUB_BLOCK}, 2 · an even head size], "
-            f"not {list(cache.shape)} with strides {list(cache.stride())}"
+            f"a cache is contiguous [blocks, key/value heads, tokens, 2 · head size], tokens in multiples of {SUB_BLOCK} and heads of "
+            f"multiples of {HEAD_SIZE_MULTIPLE}, not {list(cache.shape)} with strides {list(cache.stride())}"
         )
+    return size
+
+
+def type_of_cache(cache: torch.Tensor, states: torch.Tensor) -> int:
+    """The number of its `CacheType`: an int8 cache is read and written for products in the type of the states."""
+    return INT8_TYPES[states.dtype] if cache.dtype is torch.int8 else TYPES[cache.dtype]
 
 
 def _heads(states: torch.Tensor) -> Heads:
@@ -106,16 +117,15 @@ def _write(
     output: torch.Tensor | None,
 ) -> None:
     same_dtype(key, value)
-    check_cache(cache)
-    count, (blocks, kv_heads, block_size, content) = slot_mapping.shape[0], cache.shape
-    if key.shape != value.shape or key.shape[0] < count or key.shape[1:] != (kv_heads, content // 2):
+    size, count, (blocks, kv_heads, block_size, _) = check_cache(cache), slot_mapping.shape[0], cache.shape
+    if key.shape != value.shape or key.shape[0] < count or key.shape[1:] != (kv_heads, size):
         raise ValueError(f"keys {list(key.shape)} and values {list(value.shape)} for {count} slots of a cache {list(cache.shape)}")
     key, value, slots = dense_last(key), dense_last(value), slot_mapping.to(torch.int64).contiguous()
-    native = Cache(cache.data_ptr(), TYPES[cache.dtype], blocks, block_size, kv_heads, slots.data_ptr())
+    native = Cache(cache.data_ptr(), type_of_cache(cache, key), blocks, block_size, kv_heads, slots.data_ptr())
     outside = operator_library().trivet_rotate_and_write(
         type_of(key),
         count,
-        content // 2,
+        size,
         None if angles is None else ctypes.byref(angles),
         None if query is None else ctypes.byref(_heads(query)),
         None if output is None else output.data_ptr(),
