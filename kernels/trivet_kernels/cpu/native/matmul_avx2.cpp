@@ -1,7 +1,7 @@
 // f32, bf16 and int8 products on 256-bit vectors, for processors without the 512-bit instructions of their format.
 //
-// As in matmul_avx512.cpp: a few rows by a panel (four vectors of 8 columns) stay in registers while k passes, and every
-// output has one accumulator whatever the number of rows.
+// As in matmul_avx512.cpp: a few rows by a panel (four vectors of 8 columns) stay in registers while k passes, and
+// every output has one accumulator whatever the number of rows.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -14,6 +14,8 @@ namespace {
 constexpr int vectors = 4;
 constexpr int64_t chunk_bytes = 256 << 10;        // activations that stay in the L2 while all panels pass by
 constexpr int64_t stream_ahead = 2 * step_bytes;  // weights are asked for this far ahead where they are read once
+
+constexpr int64_t part_steps = 10;  // of a panel: 20 KiB
 
 // Bounded by the 16 registers.
 template <WeightFormat format>
@@ -42,9 +44,8 @@ __m256i dot(__m256i sums, __m256i row, __m256i weights) {
 
 template <WeightFormat format>
 const uint8_t* weights_at(const uint8_t* step, int group, int vector) {
-  return format == WeightFormat::f32
-             ? step + group * 128 + vector * 32
-             : step + vector / 2 * (step_bytes / 2) + group * line_bytes + vector % 2 * 32;
+  return format == WeightFormat::f32 ? step + group * 128 + vector * 32
+                                     : step + vector / 2 * (step_bytes / 2) + group * line_bytes + vector % 2 * 32;
 }
 
 template <WeightFormat format>
@@ -68,15 +69,29 @@ void finish(const MatmulTask& task, const __m256i* sums, int64_t row, int64_t pa
   }
 }
 
-template <WeightFormat format, int rows>
-void block(const MatmulTask& task, int64_t row, int64_t panel) {
+// Some steps of k, and where the sums of the steps before lie when they are not the first.
+struct Part {
+  int64_t begin, end;
+  int8_t* sums;  // [rows][32] of a chunk
+  int64_t first_row;
+
+  __m256i* sums_of(int64_t row) const {
+    return reinterpret_cast<__m256i*>(sums + (row - first_row) * panel_columns * 4);
+  }
+};
+
+// The first rows of a chunk `stream` the weights: they ask for them ahead.
+template <WeightFormat format, int rows, bool stream>
+void block(const MatmulTask& task, int64_t row, int64_t panel, const Part& part) {
   __m256i sums[rows][vectors];
   for (int r = 0; r < rows; ++r) {
-    for (int v = 0; v < vectors; ++v) sums[r][v] = _mm256_setzero_si256();
+    for (int v = 0; v < vectors; ++v) {
+      sums[r][v] = part.begin == 0 ? _mm256_setzero_si256() : _mm256_load_si256(part.sums_of(row + r) + v);
+    }
   }
-  const uint8_t* x = task.x.line(row, 0);
-  const uint8_t* weights = task.panel(panel);
-  for (int64_t step = 0; step < task.weight.steps; ++step) {
+  const uint8_t* x = task.x.line(row, part.begin);
+  const uint8_t* weights = task.panel(panel) + part.begin * step_bytes;
+  for (int64_t step = part.begin; step < part.end; ++step) {
     for (int group = 0; group < 16; ++group) {
       __m256i broadcast[rows];
 #pragma GCC unroll 3
@@ -89,7 +104,7 @@ void block(const MatmulTask& task, int64_t row, int64_t panel) {
       for (int v = 0; v < vectors; ++v) {
         const uint8_t* at = weights_at<format>(weights, group, v);
         const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
-        if (v % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(at + stream_ahead), _MM_HINT_T1);
+        if (stream && v % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(at + stream_ahead), _MM_HINT_T1);
 #pragma GCC unroll 3
         for (int r = 0; r < rows; ++r) sums[r][v] = dot<format>(sums[r][v], broadcast[r], w);
       }
@@ -97,27 +112,49 @@ void block(const MatmulTask& task, int64_t row, int64_t panel) {
     weights += step_bytes;
     x += row_block * line_bytes;
   }
-  for (int r = 0; r < rows; ++r) finish<format>(task, sums[r], row + r, panel);
+  for (int r = 0; r < rows; ++r) {
+    if (part.end == task.weight.steps) {
+      finish<format>(task, sums[r], row + r, panel);
+    } else {
+      for (int v = 0; v < vectors; ++v) _mm256_store_si256(part.sums_of(row + r) + v, sums[r][v]);
+    }
+  }
+}
+
+template <WeightFormat format, bool stream>
+void rows_of_block(const MatmulTask& task, int64_t row, int64_t rows, int64_t panel, const Part& part) {
+  if (rows == 3) {
+    block<format, max_rows<format>, stream>(task, row, panel, part);
+  } else if (rows == 2) {
+    block<format, 2, stream>(task, row, panel, part);
+  } else {
+    block<format, 1, stream>(task, row, panel, part);
+  }
 }
 
 template <WeightFormat format>
 void matmul_vectors(const MatmulTask& task) {
   const auto [row_begin, row_end, panel_begin, panel_end] = task.range;
-  const int64_t chunk_rows = std::max<int64_t>(row_block, chunk_bytes / (task.weight.steps * line_bytes) / 16 * 16);
+  const int64_t steps = task.weight.steps;
+  const int64_t chunk_rows = std::max<int64_t>(row_block, chunk_bytes / (steps * line_bytes) / 16 * 16);
   for (int64_t chunk = row_begin; chunk < row_end; chunk += chunk_rows) {
     const int64_t chunk_end = std::min(chunk + chunk_rows, row_end);
+    // Many rows: a part of the panel that fits the L1 meets all of them before the next.
+    const int64_t parts = chunk_end - chunk <= max_rows<format> ? 1 : (steps + part_steps - 1) / part_steps;
+    int8_t* sums = parts == 1 ? nullptr : thread_scratch((chunk_end - chunk) * panel_columns * 4);
     for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-      for (int64_t row = chunk; row < chunk_end;) {
-        const int64_t block_end = std::min(row / row_block * row_block + row_block, chunk_end);
-        const int64_t rows = std::min<int64_t>(max_rows<format>, block_end - row);
-        if (rows == 3) {
-          block<format, max_rows<format>>(task, row, panel);
-        } else if (rows == 2) {
-          block<format, 2>(task, row, panel);
-        } else {
-          block<format, 1>(task, row, panel);
+      for (int64_t index = 0; index < parts; ++index) {
+        const Part part{steps * index / parts, steps * (index + 1) / parts, sums, chunk};
+        for (int64_t row = chunk; row < chunk_end;) {
+          const int64_t block_end = std::min(row / row_block * row_block + row_block, chunk_end);
+          const int64_t rows = std::min<int64_t>(max_rows<format>, block_end - row);
+          if (row == chunk) {
+            rows_of_block<format, true>(task, row, rows, panel, part);
+          } else {
+            rows_of_block<format, false>(task, row, rows, panel, part);
+          }
+          row += rows;
         }
-        row += rows;
       }
     }
   }
