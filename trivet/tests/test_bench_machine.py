@@ -85,10 +85,13 @@ FORMAT_KINDS = ("float32", "bfloat16", "int8")
 
 
 @built
-def test_kernels_are_timed_at_every_size_that_fits_the_memory_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_are_timed_at_every_size_that_fits_the_memory_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivet.bench.kernels.read_dimensions", lambda _: SMALL)
     file, plot = tmp_path / "kernels.json", tmp_path / "kernels.png"
-    flags = ("--threads", "2", "--formats", "q4_1", "--rows", "1,17", "--sequences", "1,2", "--contexts", "32,4000", "--prompts", "40")
-    small = ("--attention-sequences", "1", "--attention-context", "64", "--memory", "8", "--rounds", "1")
+    flags = ("--threads", "2", "--formats", "q4_1", "--rows", "1,17", "--sequences", "1,2", "--contexts", "32,9000", "--prompts", "40")
+    small = ("--attention-sequences", "1", "--attention-context", "64", "--memory", "4", "--rounds", "1")
     assert main(["bench", "kernels", *flags, *small, "--json", str(file), "--plot", str(plot)]) == 0
     content = json.loads(file.read_text())
     assert [(each["name"], each["rows"]) for each in content["products"]] == [
@@ -99,7 +102,7 @@ def test_kernels_are_timed_at_every_size_that_fits_the_memory_given(tmp_path: Pa
         assert each["read_share"] > 0
         assert each["operations_share"] > 0
     steps = {(each["sequences"], each["context"], each["new"]): each["seconds"] for each in content["steps"]}
-    assert {size for size, seconds in steps.items() if seconds is None} == {(1, 4000, 1), (2, 4000, 1)}
+    assert {size for size, seconds in steps.items() if seconds is None} == {(1, 9000, 1), (2, 9000, 1)}
     assert {size for size, seconds in steps.items() if seconds} == {(1, 32, 1), (2, 32, 1), (1, 0, 40)}
     assert plot.read_bytes().startswith(PNG)
     assert "decode steps, q4_1" in capsys.readouterr().out

@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_outputs(arguments.json, arguments.plot)
     model = read_dimensions(arguments.model)
     try:
-        limits = measured_limits(arguments.threads)
+        limits = measured_limits(arguments.threads, arguments.rounds)
         products = measure_products(model, limits, arguments) if "products" in arguments.only else []
         attention = measure_attention(model, limits, arguments) if "attention" in arguments.only else []
         steps = measure_steps(model, arguments) if "steps" in arguments.only else []
@@ -114,11 +114,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def measured_limits(threads: int) -> Limits:
+def measured_limits(threads: int, rounds: int) -> Limits:
     memory = min(1 << 30, max(256 * MIB, 2 * cache_bytes()[1]))
     return Limits(
-        read=read_rate(threads, memory // threads, Effort(20)),
-        operations={name: product_rate(threads, kind, Effort()) for name, kind in KINDS.items()},
+        read=read_rate(threads, memory // threads, Effort(rounds)),
+        operations={name: product_rate(threads, kind, Effort(5 * rounds)) for name, kind in KINDS.items()},
     )
 
 
