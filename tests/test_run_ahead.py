@@ -1,4 +1,7 @@
-"""Workers that run ahead of their scheduler give the same text, asynchronous scheduling on or off."""
+"""Workers that run ahead of their scheduler, or do not, give the same text, asynchronous scheduling on or off.
+
+That both are on is the default, under which all other tests run.
+"""
 
 from collections.abc import AsyncIterator
 
@@ -10,7 +13,7 @@ from tests.deployment import deployed
 from tests.gateway import calling, ids_of, together
 from tests.references.greedy import read_references
 
-REFERENCES = read_references()
+REFERENCES = [reference for reference in read_references() if len(reference.prompt_ids) < 200]
 SEEDED = {
     "max_tokens": 48,
     "ignore_eos": True,
@@ -22,14 +25,15 @@ SEEDED = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["1", "2"], ids=["one step in flight", "two steps in flight"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[("1", "2"), ("16", "1")], ids=["not ahead", "one step in flight"])
 async def base_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    variables = {"TRIVET_SCHEDULER_RUN_AHEAD": "16", "TRIVET_SCHEDULER_STEPS_IN_FLIGHT": request.param}
+    run_ahead, in_flight = request.param
+    variables = {"TRIVET_SCHEDULER_RUN_AHEAD": run_ahead, "TRIVET_SCHEDULER_STEPS_IN_FLIGHT": in_flight}
     async with deployed(variables=variables) as deployment:
         yield deployment.base_url
 
 
-async def test_twenty_prompts_at_once_and_one_alone_are_continued_as_in_transformers(base_url: str) -> None:
+async def test_prompts_at_once_and_one_alone_are_continued_as_in_transformers(base_url: str) -> None:
     async with calling(base_url) as gateway:
         answers = await all_at_once(gateway, REFERENCES)
         assert_agreement(REFERENCES, answers)
