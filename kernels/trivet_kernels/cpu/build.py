@@ -23,7 +23,7 @@ LIBRARY = HERE / "_native.so"
 COMMON = ("-std=c++17", "-O3", "-fPIC", "-Wall", "-Wextra", "-Wno-psabi", "-fno-math-errno", "-ffp-contract=off", "-DNDEBUG")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mprefer-vector-width=512")
-AMX = (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+AMX = (*AVX512, "-mavx512vbmi", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 FLAGS = {"_avx2": AVX2, "_avx512": AVX512, "_amx": AMX}  # by the ending of a file's name, plainest first
 # The products have the same bits in every file for the same expression; here each file is its own and may fuse.
 FUSED = "-ffp-contract=fast"

@@ -4,7 +4,8 @@
 // multiplies. bfloat16: keys [D / 2][16][2] (pairs of dimensions of 16 tokens), values [8][D][2] (pairs of tokens);
 // float32: keys [D][16], values [16][D]. Both are what a matrix product wants as its right side, so nothing is
 // rearranged when read. int8: 16 scales of keys and 16 of values in float32, then the cells in the order of the type
-// that multiplies; a cell times its token's scale is the value.
+// that multiplies; a cell times its token's scale is the value. Beside bfloat16 the two halves of every 64 cells take
+// turns by eights, as they lie in a register that interleaves bytes.
 //
 // A row's result has the same bits whatever else is in the task, however the tokens came (prefilled, in chunks,
 // decoded), and however positions are split between tasks: positions are walked in fixed chunks, within a chunk in one
@@ -33,6 +34,11 @@ static inline int64_t query_cell_bytes(CacheType type) { return multiplies_float
 // Of one sub-block of one key/value head; a block of one head has block_size / 16 of them.
 static inline int64_t sub_block_bytes(CacheType type, int64_t head_size) {
   return is_int8(type) ? SUB_BLOCK * (2 * head_size + 8) : SUB_BLOCK * 2 * head_size * query_cell_bytes(type);
+}
+
+// Where a cell of int8 lies that is multiplied in bfloat16.
+static inline int64_t int8_place(int64_t index) {
+  return index / 64 * 64 + index % 32 / 8 * 16 + index / 32 % 2 * 8 + index % 8;
 }
 
 struct AttentionRow {

@@ -1,7 +1,7 @@
 // Paged attention in bfloat16 on AMX tiles. Compiled for AMX; called only where the processor has it (see isa.h).
 #include <immintrin.h>
 
-#include "attention_power_avx512.h"
+#include "attention_avx512.h"
 #include "attention_task.h"
 #include "tile_scope.h"
 
@@ -18,16 +18,13 @@ constexpr int64_t TILE = 16 * 32;  // cells
 struct AmxEngine {
   using Cell = Bfloat16;
   using Weight = Bfloat16;
+  static constexpr bool TAKES_INT8 = true;
 
   explicit AmxEngine(int64_t rows) : scope(rows < 16 ? rows : 16, 64) {}
 
   static Floats power(Floats x) { return power_for_bfloat16(x); }
   static void store_weights(Weight* to, Floats values) { put_bfloat16(to, values); }
-  static void widen(const int8_t* cells, int64_t count, Cell* to) {
-    for (int64_t at = 0; at < count; at += 32) {
-      _mm512_storeu_si512(to + at, widened(cells + at));
-    }
-  }
+  static void widen(const int8_t* cells, int64_t count, Cell* to) { widen_to_bfloat16(cells, count, to); }
 
   TileScope scope;
   const Bfloat16* pairs = nullptr;  // of the chunk: [count / 2][D / 16] tiles, the pairs of two sub-blocks each
@@ -35,6 +32,21 @@ struct AmxEngine {
   // Values of two sub-blocks under each other are one tile high.
   void take(const Chunk<Cell>& chunk, int64_t size, Cell* memory) {
     Cell* to = memory;
+    pairs = memory;
+    if (chunk.key_scales != nullptr) {
+      for (int64_t sub = 0; sub < chunk.count; ++sub) {
+        const int8_t* cells = chunk.int8_values[sub];
+        Cell* half = memory + sub / 2 * (size / 16) * TILE + sub % 2 * 8 * 32;
+        for (int64_t pair = 0; pair < 8; ++pair) {
+          for (int64_t at = 0; at < size; at += 32, cells += 64) {
+            Cell* line = half + at / 16 * TILE + pair * 32;
+            widen_64(cells, line, line + TILE);
+          }
+        }
+      }
+      written();
+      return;
+    }
     for (int64_t sub = 0; sub < chunk.count; sub += 2) {
       for (int64_t at = 0; at < size; at += 16, to += TILE) {
         for (int64_t pair = 0; pair < 8; ++pair) {
@@ -44,7 +56,6 @@ struct AmxEngine {
         }
       }
     }
-    pairs = memory;
     written();
   }
 
@@ -89,9 +100,6 @@ struct AmxEngine {
     constexpr int64_t stride = ATTENTION_CHUNK;
     const bool two = rows > 16;
     written();
-    for (int64_t sub = 0; sub < CHUNK_SUB_BLOCKS; ++sub) {
-      ahead.touch(sub);
-    }
     for (int64_t at = 0; at < size; at += 32) {
       _tile_zero(0);
       _tile_zero(1);
@@ -100,6 +108,10 @@ struct AmxEngine {
         _tile_zero(3);
       }
       for (int64_t sub = 0; sub < chunk.count; sub += 2) {
+        if (at == 0) {  // a few at a time, or they wait for each other
+          ahead.touch(sub);
+          ahead.touch(sub + 1);
+        }
         const Cell* from = pairs + (sub / 2 * (size / 16) + at / 16) * TILE;
         _tile_loadd(6, from, 64);
         _tile_loadd(7, from + TILE, 64);

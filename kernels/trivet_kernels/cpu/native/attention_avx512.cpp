@@ -1,9 +1,10 @@
 // Paged attention on AVX-512: bfloat16 pairs where the processor multiplies them, and float32.
+#include "attention_avx512.h"
+
 #include <immintrin.h>
 
 #include <type_traits>
 
-#include "attention_power_avx512.h"
 #include "attention_task.h"
 
 namespace trivet {
@@ -39,11 +40,7 @@ struct Bfloat16Pairs {
 
   static Floats power(Floats x) { return power_for_bfloat16(x); }
   static void store_weights(Cell* to, Floats values) { put_bfloat16(to, values); }
-  static void widen(const int8_t* cells, int64_t count, Cell* to) {
-    for (int64_t at = 0; at < count; at += 32) {
-      _mm512_storeu_si512(to + at, widened(cells + at));
-    }
-  }
+  static void widen(const int8_t* cells, int64_t count, Cell* to) { widen_to_bfloat16(cells, count, to); }
   static Right line(const Cell* at) { return (__m512bh)_mm512_loadu_si512(at); }
   static __m512 add_product(__m512 sum, const Cell* left, Right right) {
     int32_t both;
@@ -77,6 +74,8 @@ struct Avx512Engine : Type {
   using Cell = typename Type::Cell;
   using Weight = Cell;
   static constexpr int64_t DEPTH = Type::DEPTH, LINE = 16 * DEPTH;
+
+  static constexpr bool TAKES_INT8 = false;
 
   explicit Avx512Engine(int64_t) {}
   void take(const Chunk<Cell>&, int64_t, Cell*) {}
@@ -120,14 +119,14 @@ struct Avx512Engine : Type {
 
   void values(const Weight* weights, int64_t rows, int64_t size, const Chunk<Cell>& chunk, float* out,
               const Ahead& ahead) {
-    for (int64_t sub = 0; sub < CHUNK_SUB_BLOCKS; ++sub) {
-      ahead.touch(sub);
-    }
     by_rows(rows, [&](int64_t row, auto number) {
       constexpr int count = decltype(number)::value;
       for (int64_t at = 0; at < size; at += 32) {
         __m512 low[count] = {}, high[count] = {};
         for (int64_t sub = 0; sub < chunk.count; ++sub) {
+          if (row + at == 0) {  // a few at a time, or they wait for each other
+            ahead.touch(sub);
+          }
           const Cell* from = chunk.values[sub] + at * DEPTH;
           multiply<count>(weights + row * ATTENTION_CHUNK + sub * SUB_BLOCK, ATTENTION_CHUNK, SUB_BLOCK / DEPTH, low,
                           high, [&](int64_t step, typename Type::Right& first, typename Type::Right& second) {

@@ -7,7 +7,7 @@
 //   values(p [rows][ATTENTION_CHUNK], rows, D, chunk, out [rows][D]): out = p · values
 //   take(chunk, D, memory): called once a chunk before them, with memory for the chunk's values
 //   power(x) = 2^x for x <= 0, exactly 1 at 0
-//   widen(cells, count, to): int8 as Cell, a multiple of 64 of them
+//   widen(cells, count, to): int8 as Cell, a multiple of 64 of them; where TAKES_INT8, `take` does so with values
 // for up to ROWS_TOGETHER rows and an even number of sub-blocks (a missing one is zeroed).
 #pragma once
 
@@ -42,8 +42,9 @@ template <typename Cell>
 struct Chunk {
   const Cell* keys[CHUNK_SUB_BLOCKS];
   const Cell* values[CHUNK_SUB_BLOCKS];
-  int64_t count;                           // of sub-blocks, even
-  const float *key_scales, *value_scales;  // [ATTENTION_CHUNK]; null: none
+  const int8_t* int8_values[CHUNK_SUB_BLOCKS];  // instead, for an engine that takes them
+  int64_t count;                                // of sub-blocks, even
+  const float *key_scales, *value_scales;       // [ATTENTION_CHUNK]; null: none
 };
 
 template <typename Engine>
@@ -302,18 +303,20 @@ void attend(const AttentionTask& task, void* memory) {
     for (int64_t sub = 0; sub < chunk.count; ++sub) {
       const Cell* cells = scratch.zeros;
       if (sub < used && quantised) {
-        Ahead{following, next, 0, sub_bytes}.touch(sub);
         const float* scales = reinterpret_cast<const float*>(at[sub]);
         for (int64_t half = 0; half < 2; ++half) {
           std::memcpy(scratch.scales + half * ATTENTION_CHUNK + sub * SUB_BLOCK, scales + half * SUB_BLOCK,
                       SUB_BLOCK * 4);
         }
         Cell* to = scratch.widened + sub * SUB_BLOCK * 2 * size;
-        Engine::widen(reinterpret_cast<const int8_t*>(at[sub] + head_bytes), SUB_BLOCK * 2 * size, to);
+        const int8_t* numbers = reinterpret_cast<const int8_t*>(at[sub] + head_bytes);
+        Engine::widen(numbers, (Engine::TAKES_INT8 ? 1 : 2) * SUB_BLOCK * size, to);
+        chunk.int8_values[sub] = numbers + SUB_BLOCK * size;
         cells = to;
       } else if (sub < used) {
         cells = reinterpret_cast<const Cell*>(at[sub]);
       } else if (quantised) {
+        chunk.int8_values[sub] = reinterpret_cast<const int8_t*>(scratch.zeros);
         std::memset(scratch.scales + sub * SUB_BLOCK, 0, SUB_BLOCK * 4);
         std::memset(scratch.scales + ATTENTION_CHUNK + sub * SUB_BLOCK, 0, SUB_BLOCK * 4);
       }
@@ -322,9 +325,11 @@ void attend(const AttentionTask& task, void* memory) {
     }
     for (int64_t group = 0; group < rows; group += ROWS_TOGETHER) {
       const int64_t together = rows - group < ROWS_TOGETHER ? rows - group : ROWS_TOGETHER;
-      const bool fetches = group == 0 && !quantised;
+      const int64_t half = sub_bytes / 2;
       engine.scores(scratch.query + group * size, together, size, chunk, scratch.scores,
-                    fetches ? Ahead{at, used, keys_bytes, keys_bytes} : Ahead{});
+                    group > 0   ? Ahead{}
+                    : quantised ? Ahead{following, next, 0, half}
+                                : Ahead{at, used, keys_bytes, keys_bytes});
       float greatest[ROWS_TOGETHER] = {}, sums[ROWS_TOGETHER] = {};
       for (int64_t row = 0; row < together; ++row) {
         const int64_t position = task.rows[group + row].position;
@@ -338,7 +343,7 @@ void attend(const AttentionTask& task, void* memory) {
         engine.take(chunk, size, scratch.values);
       }
       engine.values(scratch.weights, together, size, chunk, scratch.partial,
-                    fetches ? Ahead{following, next, 0, keys_bytes} : Ahead{});
+                    group > 0 ? Ahead{} : Ahead{following, next, quantised ? half : 0, half});
       if (task.is_partial) {
         for (int64_t row = 0; row < together; ++row) {
           float* to =

@@ -25,8 +25,13 @@ struct Bfloat16Pairs {
 
   static void store_weights(Cell* to, Floats values) { store_bfloat16(to, values); }
   static void widen(const int8_t* cells, int64_t count, Cell* to) {
-    for (int64_t at = 0; at < count; at += LANES) {
-      store_bfloat16(to + at, whole_numbers(cells + at));
+    for (int64_t at = 0; at < count; at += 64) {
+      for (int64_t part = 0; part < 4; ++part) {
+        Bfloat16 both[LANES];
+        store_bfloat16(both, whole_numbers(cells + at + part * LANES));
+        std::memcpy(to + at + part * 8, both, 8 * sizeof(Bfloat16));
+        std::memcpy(to + at + 32 + part * 8, both + 8, 8 * sizeof(Bfloat16));
+      }
     }
   }
   template <int count>
@@ -66,6 +71,8 @@ struct VectorEngine : Type {
   static constexpr int64_t DEPTH = Type::DEPTH, LINE = LANES * DEPTH;
   static constexpr int ROWS_AT_ONCE = 4;
 
+  static constexpr bool TAKES_INT8 = false;
+
   explicit VectorEngine(int64_t) {}
   static Floats power(Floats x) { return exp2(x); }
   void take(const Chunk<Cell>&, int64_t, Cell*) {}
@@ -77,7 +84,11 @@ struct VectorEngine : Type {
     for (; row + ROWS_AT_ONCE <= rows; row += ROWS_AT_ONCE) {
       work(row, std::integral_constant<int, ROWS_AT_ONCE>());
     }
-    for (; row < rows; ++row) {
+    if (rows - row == 3) {
+      work(row, std::integral_constant<int, 3>());
+    } else if (rows - row == 2) {
+      work(row, std::integral_constant<int, 2>());
+    } else if (rows - row == 1) {
       work(row, std::integral_constant<int, 1>());
     }
   }
@@ -101,14 +112,14 @@ struct VectorEngine : Type {
 
   void values(const Weight* weights, int64_t rows, int64_t size, const Chunk<Cell>& chunk, float* out,
               const Ahead& ahead) {
-    for (int64_t sub = 0; sub < CHUNK_SUB_BLOCKS; ++sub) {
-      ahead.touch(sub);
-    }
     by_rows(rows, [&](int64_t row, auto number) {
       constexpr int count = decltype(number)::value;
       for (int64_t at = 0; at < size; at += LANES) {
         Floats sums[count] = {};
         for (int64_t sub = 0; sub < chunk.count; ++sub) {
+          if (row + at == 0) {
+            ahead.touch(sub);
+          }
           const Cell* left = weights + row * ATTENTION_CHUNK + sub * SUB_BLOCK;
           for (int64_t step = 0; step < SUB_BLOCK / DEPTH; ++step) {
             Type::template add_products<count>(sums, left + step * DEPTH, ATTENTION_CHUNK,

@@ -47,7 +47,7 @@ CpuFeatures detect() {
   features.best = Isa::avx512;
   features.avx512_bf16 = __builtin_cpu_supports("avx512bf16");
   features.avx512_vnni = __builtin_cpu_supports("avx512vnni");
-  if (features.avx512_bf16 && features.avx512_vnni && has_amx()) features.best = Isa::amx;
+  if (features.avx512_bf16 && features.avx512_vnni && __builtin_cpu_supports("avx512vbmi") && has_amx()) features.best = Isa::amx;
   return features;
 }
 

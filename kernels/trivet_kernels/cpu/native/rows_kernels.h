@@ -126,13 +126,11 @@ float quantise(const float* from, int64_t size, int8_t* to) {
 }
 
 // A cell's place in a sub-block, keys and values apart, in the order of the type that multiplies.
-template <typename Cell>
-void put_key(Cell* keys, int64_t lane, int64_t at, int64_t depth, Cell cell) {
-  keys[(at / depth * SUB_BLOCK + lane) * depth + at % depth] = cell;
+inline int64_t key_place(int64_t lane, int64_t at, int64_t depth) {
+  return (at / depth * SUB_BLOCK + lane) * depth + at % depth;
 }
-template <typename Cell>
-void put_value(Cell* values, int64_t lane, int64_t at, int64_t depth, int64_t head_size, Cell cell) {
-  values[(lane / depth * head_size + at) * depth + lane % depth] = cell;
+inline int64_t value_place(int64_t lane, int64_t at, int64_t depth, int64_t head_size) {
+  return (lane / depth * head_size + at) * depth + lane % depth;
 }
 
 void write_cache(CacheType type, const float* key, const float* value, int64_t head_size, int64_t block, int64_t offset,
@@ -148,18 +146,20 @@ void write_cache(CacheType type, const float* key, const float* value, int64_t h
     int8_t cells[MOST_HEAD_SIZE];
     scales[lane] = quantise(key, head_size, cells);
     for (int64_t at = 0; at < head_size; ++at) {
-      put_key(keys, lane, at, depth, cells[at]);
+      const int64_t place = key_place(lane, at, depth);
+      keys[depth == 2 ? int8_place(place) : place] = cells[at];
     }
     scales[SUB_BLOCK + lane] = quantise(value, head_size, cells);
     for (int64_t at = 0; at < head_size; ++at) {
-      put_value(values, lane, at, depth, head_size, cells[at]);
+      const int64_t place = value_place(lane, at, depth, head_size);
+      values[depth == 2 ? int8_place(place) : place] = cells[at];
     }
     return;
   }
   if (type == CacheType::float32) {
     float* keys = reinterpret_cast<float*>(place);
     for (int64_t at = 0; at < head_size; ++at) {
-      put_key(keys, lane, at, 1, key[at]);
+      keys[key_place(lane, at, 1)] = key[at];
     }
     std::memcpy(keys + (SUB_BLOCK + lane) * head_size, value, head_size * sizeof(float));
     return;
@@ -167,8 +167,8 @@ void write_cache(CacheType type, const float* key, const float* value, int64_t h
   Bfloat16* keys = reinterpret_cast<Bfloat16*>(place);
   Bfloat16* values = keys + SUB_BLOCK * head_size;
   for (int64_t at = 0; at < head_size; ++at) {
-    put_key(keys, lane, at, 2, to_bfloat16(key[at]));
-    put_value(values, lane, at, 2, head_size, to_bfloat16(value[at]));
+    keys[key_place(lane, at, 2)] = to_bfloat16(key[at]);
+    values[value_place(lane, at, 2, head_size)] = to_bfloat16(value[at]);
   }
 }
 
