@@ -13,7 +13,7 @@ CODE := $(PACKAGES) deploy tests
 PORT ?= 8000
 ARGS ?=
 
-.PHONY: help serve test test-long fire check format stubs release-contract setup setup-dev clean
+.PHONY: help serve test test-long fire asan check format stubs release-contract setup setup-dev clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ test-long: setup-dev ## the tests that take longer than CI allows
 
 fire: setup-dev ## STEPS (500000) random steps against block pool and scheduler
 	TRIVET_FIRE_STEPS=$(or $(STEPS),500000) $(BIN)/python -m pytest -q -s scheduler_svc/tests/test_scheduler_random_fire.py
+
+asan: setup-dev ## MINUTES (60) of random use of the native operators, built with sanitizers
+	$(BIN)/python kernels/sanitize.py --minutes $(or $(MINUTES),60)
 
 check: setup-dev ## format, lint, types, contracts, stubs current, layer rule
 	$(BIN)/ruff format --check $(CODE)

@@ -38,7 +38,7 @@ def build(*, extra: Sequence[str] = (), library: Path = LIBRARY) -> Path:
     """Compile what is newer than the library; `extra` flags go to every file (sanitizers). Raises BuildFailed."""
     sources = sorted(SOURCES.glob("*.cpp"), key=_demands)
     newest = max(path.stat().st_mtime for path in (*sources, *SOURCES.glob("*.h"), Path(__file__)))
-    if library.exists() and not extra and library.stat().st_mtime >= newest:
+    if library.exists() and library.stat().st_mtime >= newest:
         return library
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:

@@ -86,7 +86,7 @@ inline Floats exp2(Floats x) {
   const Ints whole = (Ints)shifted - (Ints)magic;
   const Floats part = x - (shifted - magic);
   Floats result = exp2_of_part(part);
-  result = (Floats)((Ints)result + (whole << 23));
+  result = (Floats)((Words)result + ((Words)whole << 23));  // above 126 it wraps, which is no number but no fault
   return select(tiny, Floats{}, result);
 }
 
