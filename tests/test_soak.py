@@ -22,6 +22,7 @@ CLIENTS = 6
 WINDOWS = 6
 MOST_GROWTH_MIB = 20
 LOOK_EVERY_S = 0.5
+BLOCKS, TOKENS_PER_BLOCK = 400, 16
 
 
 def random_body(chance: random.Random) -> dict[str, Any]:
@@ -68,6 +69,13 @@ async def keep_asking(server: Deployment, number: int, until: float) -> int:
     return asked
 
 
+async def touch_the_cache(server: Deployment) -> None:
+    """Memory that was never written takes nothing yet, so all blocks are written before anything is compared."""
+    async with calling(server.base_url) as gateway:
+        for number in range(-(-BLOCKS * TOKENS_PER_BLOCK // 1000) + 1):
+            await gateway.complete([1000 + number] * 1000, max_tokens=4, ignore_eos=True)
+
+
 async def watch(processes: dict[str, psutil.Process], sizes: dict[str, list[float]]) -> None:
     while True:
         for service, process in processes.items():
@@ -78,8 +86,8 @@ async def watch(processes: dict[str, psutil.Process], sizes: dict[str, list[floa
 @pytest.mark.long
 async def test_memory_comes_to_rest_under_random_requests() -> None:
     """What a window's median says is compared, not its peaks: a long prompt's logits are 25 MiB while they are needed."""
-    # A small cache, so that all of it has been touched before the first window ends.
-    async with deployed("--num-kv-blocks", "400", dtype="auto") as server:
+    async with deployed("--num-kv-blocks", str(BLOCKS), dtype="auto") as server:
+        await touch_the_cache(server)
         processes = {service: server.process_of(service) for service in ("worker", "scheduler", "frontend")}
         sizes: dict[str, list[float]] = {service: [] for service in processes}
         watching = asyncio.create_task(watch(processes, sizes))
