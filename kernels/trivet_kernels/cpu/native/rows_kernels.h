@@ -133,6 +133,14 @@ inline int64_t value_place(int64_t lane, int64_t at, int64_t depth, int64_t head
   return (lane / depth * head_size + at) * depth + lane % depth;
 }
 
+// NaN stays NaN.
+inline void round_row(const float* from, int64_t size, Bfloat16* to) {
+  for (int64_t at = 0; at < size; at += LANES) {
+    const Floats values = load(from + at);
+    store_bfloat16(to + at, select(values == values, values, splat(NAN)));
+  }
+}
+
 void write_cache(CacheType type, const float* key, const float* value, int64_t head_size, int64_t block, int64_t offset,
                  int64_t block_size, int64_t kv_heads, int64_t kv_head, void* cache) {
   const int64_t per_block = block_size / SUB_BLOCK, lane = offset % SUB_BLOCK;
@@ -166,9 +174,14 @@ void write_cache(CacheType type, const float* key, const float* value, int64_t h
   }
   Bfloat16* keys = reinterpret_cast<Bfloat16*>(place);
   Bfloat16* values = keys + SUB_BLOCK * head_size;
+  Bfloat16 cells[MOST_HEAD_SIZE];
+  round_row(key, head_size, cells);
+  for (int64_t at = 0; at < head_size; at += 2) {  // pairs of dimensions lie together
+    std::memcpy(keys + key_place(lane, at, 2), cells + at, 2 * sizeof(Bfloat16));
+  }
+  round_row(value, head_size, cells);
   for (int64_t at = 0; at < head_size; ++at) {
-    keys[key_place(lane, at, 2)] = to_bfloat16(key[at]);
-    values[value_place(lane, at, 2, head_size)] = to_bfloat16(value[at]);
+    values[value_place(lane, at, 2, head_size)] = cells[at];
   }
 }
 
