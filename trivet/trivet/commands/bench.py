@@ -33,6 +33,7 @@ class Subcommand:
 SUBCOMMANDS: Mapping[str, Subcommand] = {
     "offline": Subcommand("the engine in one process under the four workloads, and what the suite keeps of it", "trivet.bench.offline"),
     "latency": Subcommand("one batch of equal prompts in one process, again and again", "trivet.bench.latency"),
+    "quality": Subcommand("what dtypes and quantisations cost: distributions against float32 on the same tokens", "trivet.bench.quality"),
     "serve": Subcommand("any OpenAI-compatible server, or a `trivet serve` of its own, under the four workloads", "trivet.bench.serve"),
     "limits": Subcommand("what this machine can do at most, and the bounds of the workloads that follow", "trivet.bench.limits"),
     "kernels": Subcommand("native products, attention and whole steps, beside what the machine can do", "trivet.bench.kernels"),
