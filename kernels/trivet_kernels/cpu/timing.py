@@ -73,7 +73,8 @@ def product_time(form: str, out: int, into: int, rows: int, *, copies: int, thre
 
 
 class StepTimer:
-    """A decoder of this shape, and caches for the largest step that it will be asked for. Raises NotBuilt and MemoryError."""
+    """A decoder of this shape, and caches for the largest step that it will be asked for. Raises NotBuilt, MemoryError, and
+    ValueError for a shape that the native decoder does not take."""
 
     def __init__(self, shape: TimedShape, largest: Sequence[StepPart], *, threads: int) -> None:
         self._shape = shape
@@ -126,23 +127,24 @@ def _arrays(part: StepPart, vocab: int) -> StepArrays:
 
 def _decoder(shape: TimedShape, cache: torch.dtype, most_tokens: int, threads: int) -> NativeDecoder:
     form = TIMED_FORMATS[shape.format]
-    decoder = NativeDecoder(
-        DecoderShape(
-            layers=shape.layers,
-            hidden=shape.hidden,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_size=shape.head_size,
-            inner=shape.inner,
-            vocab=shape.vocab,
-            epsilon=1e-5,
-            most_tokens=most_tokens,
-            threads=threads,
-            cache=cache,
-            format=form,
-            head_format=form,
-        )
+    native = DecoderShape(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
+        inner=shape.inner,
+        vocab=shape.vocab,
+        epsilon=1e-5,
+        most_tokens=most_tokens,
+        threads=threads,
+        cache=cache,
+        format=form,
+        head_format=form,
     )
+    if (reason := native.reason_against()) is not None:
+        raise ValueError(f"the native decoder takes {reason}")
+    decoder = NativeDecoder(native)
     query = shape.heads * shape.head_size
     sizes = {
         Part.QKV: (query + 2 * shape.kv_heads * shape.head_size, shape.hidden),

@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         products = measure_products(model, limits, arguments) if "products" in arguments.only else []
         attention = measure_attention(model, limits, arguments) if "attention" in arguments.only else []
         steps = measure_steps(model, arguments) if "steps" in arguments.only else []
-    except NotBuilt as reason:
+    except (NotBuilt, MemoryError, ValueError) as reason:  # all three say in words what this machine or model cannot have
         raise TrivetError(ErrorKind.FAILED_PRECONDITION, str(reason)) from reason
     show(products, attention, steps, limits)
     content: dict[str, Any] = {

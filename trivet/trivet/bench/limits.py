@@ -106,7 +106,7 @@ def measure(threads: int, effort: Effort, memory_mib: int | None) -> tuple[list[
                     products.append(Products(name, team, product_rate(team, kind, effort) / 1e9))
                     bar.advance()
             meeting = meeting_seconds(threads, effort)
-    except NotBuilt as reason:
+    except (NotBuilt, MemoryError) as reason:
         raise TrivetError(ErrorKind.FAILED_PRECONDITION, str(reason)) from reason
     return reads, products, meeting
 
