@@ -10,7 +10,7 @@ from tests.deployment import deployed
 from tests.gateway import calling
 
 
-@pytest.mark.parametrize("quantization", ["gguf", "int8"])
+@pytest.mark.parametrize("quantization", ["gguf", "int8", "int8-dynamic"])
 async def test_a_question_is_answered_on_quantised_weights(quantization: str) -> None:
     serving = deployed("--quantization", quantization, "--num-kv-blocks", "200", dtype="bfloat16")
     async with serving as deployment, calling(deployment.base_url) as gateway:

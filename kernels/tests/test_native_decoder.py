@@ -204,14 +204,15 @@ def test_a_position_has_the_same_bits_alone_in_a_batch_in_chunks_and_decoded(dty
     assert same_bits(torch.cat([decoded.step((0, ids[at : at + 1], at))[0] for at in range(len(ids))]), alone)
 
 
-def test_int8_weights_keep_close_and_keep_their_bits(isa: str) -> None:
+@pytest.mark.parametrize(("format", "tolerance"), [(WeightFormat.INT8, 0.1), (WeightFormat.Q8_MINIMUM, 0.02)], ids=str)
+def test_int8_weights_keep_close_and_keep_their_bits(format: WeightFormat, tolerance: float, isa: str) -> None:
     plain = Plain(6, 2, 64, torch.bfloat16, bias=False, tied=True)
     ids = ids_of(1, 60)
-    served = Served(plain, format=WeightFormat.INT8)
+    served = Served(plain, format=format)
     (got,) = served.step((0, ids, 0))
     expected = plain.logits(ids)
-    assert (got - expected).abs().max() <= 0.1 * expected.abs().max()
-    one_by_one = Served(plain, format=WeightFormat.INT8)
+    assert (got - expected).abs().max() <= tolerance * expected.abs().max()
+    one_by_one = Served(plain, format=format)
     assert same_bits(torch.cat([one_by_one.step((0, ids[at : at + 1], at))[0] for at in range(len(ids))]), got)
 
 

@@ -52,7 +52,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Annotated[Literal["auto", "dummy"], Setting(help="dummy: random weights, nothing is read but the config")] = "auto"
     quantization: Annotated[
         Quantization,
-        Setting(help="how weights are kept: none: in dtype; gguf: in the blocks of the file; int8: 8 bits a weight, activations too"),
+        Setting(help="how weights are kept: none: in dtype; gguf: in the file's blocks; int8: 8 bits; int8-dynamic: activations too"),
     ] = "none"
     attention_backend: Annotated[Literal["auto", "cpu", "torch"], Setting(help="how attention runs")] = "auto"
     batch_invariant: Annotated[

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -12,7 +13,7 @@
 #include "isa.h"
 using namespace trivet;
 static int failures = 0;
-static const char* names[] = {"f32", "bf16", "i8", "q4_0", "q4_1", "q8_0"};
+static const char* names[] = {"f32", "bf16", "i8", "q4_0", "q4_1", "q8_0", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "q8_minimum"};
 static void run(const PackedWeight& w, const std::vector<float>& x, int64_t ldx, int64_t m, std::vector<float>& out,
                 int64_t ldo, int splits, Output o = Output::store) {
   Activations a(w.format, m, w.k);
@@ -29,6 +30,23 @@ static void fail(const char* what, WeightFormat f, int64_t n, int64_t k, int64_t
   if (++failures < 30)
     printf("  FAIL %s %s %s n %ld k %ld m %ld: %g %g\n", what, names[int(f)], isa_name(isa_in_use()), n, k, m, a, b);
 }
+// Bytes of a block, values in it, and where its halves lie.
+struct Source {
+  int64_t bytes, values;
+  std::vector<int64_t> halves;
+};
+static Source shape_of(WeightFormat f) {
+  switch (f) {
+    case WeightFormat::q4_0: return {18, 32, {0}};
+    case WeightFormat::q4_1: return {20, 32, {0, 2}};
+    case WeightFormat::q5_0: return {22, 32, {0}};
+    case WeightFormat::q5_1: return {24, 32, {0, 2}};
+    case WeightFormat::q4_k: return {144, 256, {0, 2}};
+    case WeightFormat::q5_k: return {176, 256, {0, 2}};
+    case WeightFormat::q6_k: return {210, 256, {208}};
+    default: return {34, 32, {0}};
+  }
+}
 static std::vector<float> i8_bits;
 static void check(WeightFormat f, int64_t n, int64_t k, int64_t m, unsigned seed, bool bits_across) {
   std::mt19937 g(seed);
@@ -39,34 +57,33 @@ static void check(WeightFormat f, int64_t n, int64_t k, int64_t m, unsigned seed
   const bool blocks = f >= WeightFormat::q4_0;
   PackedWeight p(f, n, k);
   const int64_t half = std::min<int64_t>(n, n / 2 / 32 * 32);
-  if (!blocks) {
+  if (!blocks || f == WeightFormat::q8_minimum) {
     pack_f32(p, w.data(), 0, half);
     pack_f32(p, w.data() + half * k, half, n);
   } else {
-    std::vector<uint8_t> q;
-    const int64_t per = f == WeightFormat::q4_0 ? 18 : f == WeightFormat::q4_1 ? 20 : 34;
-    for (int64_t j = 0; j < n; ++j)
-      for (int64_t b = 0; b < k / 32; ++b) {
-        float* to = &w[j * k + b * 32];
-        _Float16 dh = float(d(g)) * 0.02f, mh = float(d(g)) * 0.1f;
-        float df = dh, mf = mh;
-        uint8_t h[4];
-        memcpy(h, &dh, 2);
-        memcpy(h + 2, &mh, 2);
-        q.insert(q.end(), h, h + (f == WeightFormat::q4_1 ? 4 : 2));
-        for (int i = 0; i < (f == WeightFormat::q8_0 ? 32 : 16); ++i) {
-          uint8_t v = g();
-          q.push_back(v);
-          if (f == WeightFormat::q8_0)
-            to[i] = int8_t(v) * df;
-          else if (f == WeightFormat::q4_0)
-            to[i] = ((v & 15) - 8) * df, to[i + 16] = ((v >> 4) - 8) * df;
-          else
-            to[i] = (v & 15) * df + mf, to[i + 16] = (v >> 4) * df + mf;
-        }
+    // Any bytes, but for the halves that scales and minimums are in. Values are held to the checkpoint's in Python.
+    const auto [bytes, values, halves] = shape_of(f);
+    const int64_t row = k / values * bytes;
+    std::vector<uint8_t> q(n * row);
+    for (auto& byte : q) byte = g();
+    for (int64_t at = 0; at < n * row; at += bytes) {
+      for (int64_t h : halves) {
+        const auto value = static_cast<_Float16>(d(g) * 0.02f);
+        memcpy(&q[at + h], &value, 2);
       }
+    }
     pack_blocks(p, q.data(), 0, half);
-    pack_blocks(p, q.data() + half * (k / 32) * per, half, n);
+    pack_blocks(p, q.data() + half * row, half, n);
+  }
+  if (blocks) {
+    std::vector<float> back(k);
+    for (int64_t j = 0; j < n; ++j) {
+      unpack_row(p, j, back.data());
+      for (int64_t t = 0; t < k && f == WeightFormat::q8_minimum; ++t) {
+        if (!(std::fabs(back[t] - w[j * k + t]) < 0.0012f)) fail("quantised", f, n, k, m, back[t], w[j * k + t]);
+      }
+      std::copy(back.begin(), back.end(), w.begin() + j * k);
+    }
   }
   const int64_t ldo = n + 3;
   std::vector<float> out(m * ldo, -7.0f), other = out;
@@ -74,6 +91,8 @@ static void check(WeightFormat f, int64_t n, int64_t k, int64_t m, unsigned seed
   std::vector<float> xr = x, wr = w;
   if (f == WeightFormat::bf16) {
     for (auto& v : xr) v = from_bfloat16(to_bfloat16(v));
+  }
+  if (f == WeightFormat::bf16) {
     for (auto& v : wr) v = from_bfloat16(to_bfloat16(v));
   }
   double worst = 0;
@@ -93,15 +112,19 @@ static void check(WeightFormat f, int64_t n, int64_t k, int64_t m, unsigned seed
       double tq = 0;  // activations are off by half a step of their block
       if (blocks) {
         for (int64_t b = 0; b < k; b += 32) {
-          double a = 0, ws = 0;
-          for (int64_t t = b; t < b + 32; ++t)
-            a = std::max(a, double(std::fabs(x[i * k + t]))), ws += std::fabs(w[j * k + t]);
-          tq += a / 254 * ws;
+          double a = 0, ws = 0, xs = 0, wa = 0;
+          for (int64_t t = b; t < b + 32; ++t) {
+            a = std::max(a, double(std::fabs(x[i * k + t])));
+            wa = std::max(wa, double(std::fabs(w[j * k + t])));
+            ws += std::fabs(w[j * k + t]);
+            xs += std::fabs(x[i * k + t]);
+          }
+          tq += a / (2 * 2032) * ws;
         }
       }
       // int8: each side is off by at most half a step; floats: 2^-24 an addition, with a margin.
       double tolerance = f == WeightFormat::i8 ? 1.01 * (ax / 254 * sw + aw / 254 * sx + k * ax * aw / 254 / 254)
-                         : blocks              ? 1.01 * tq + mag * 3e-6
+                         : blocks              ? 1.01 * tq + mag * 6e-6
                                                : mag * 3e-6 + 1e-30;
       double e = std::fabs(s - out[i * ldo + j]);
       worst = std::max(worst, e / tolerance);
@@ -159,19 +182,19 @@ static void check(WeightFormat f, int64_t n, int64_t k, int64_t m, unsigned seed
          worst);
 }
 int main() {
-  for (auto f : {WeightFormat::q4_0, WeightFormat::q4_1, WeightFormat::q8_0})
-    for (int amx = 0, b = 0; b < 1; ++b, (void)amx) {
-      i8_bits.clear();
-      for (Isa isa : {Isa::plain, Isa::avx2, Isa::avx512, Isa::amx}) {
-        use_isa(isa);
-        if (isa_in_use() != isa) continue;
-        check(f, 100, 224, 70, 3, isa != Isa::plain);
-        check(f, 33, 32, 3, 1, false);
-        check(f, 1, 64, 1, 2, false);
-        check(f, 256, 576, 70, 4, false);
-        check(f, 64, 1536, 300, 6, false);
-      }
+  for (auto f = WeightFormat::q4_0; f <= WeightFormat::q8_minimum; f = WeightFormat(int(f) + 1)) {
+    i8_bits.clear();
+    const int64_t unit = shape_of(f).values;  // of k
+    for (Isa isa : {Isa::plain, Isa::avx2, Isa::avx512, Isa::amx}) {
+      use_isa(isa);
+      if (isa_in_use() != isa) continue;
+      check(f, 100, unit == 32 ? 224 : 512, 70, 3, isa != Isa::plain);
+      check(f, 33, unit, 3, 1, false);
+      check(f, 1, unit == 32 ? 64 : 512, 1, 2, false);
+      check(f, 256, unit == 32 ? 576 : 768, 70, 4, false);
+      if (f == WeightFormat::q4_1 || f == WeightFormat::q6_k) check(f, 64, 1536, 300, 6, false);
     }
+  }
   for (auto f : {WeightFormat::f32, WeightFormat::bf16, WeightFormat::i8}) {
     i8_bits.clear();
     for (Isa isa : {Isa::plain, Isa::avx2, Isa::avx512, Isa::amx}) {

@@ -42,6 +42,13 @@ class WeightFormat(IntEnum):
     Q4_0 = 3
     Q4_1 = 4
     Q8_0 = 5
+    Q5_0 = 6
+    Q5_1 = 7
+    Q4_K = 8
+    Q5_K = 9
+    Q6_K = 10
+    Q8_MINIMUM = 11  # blocks of 32 bytes with a scale and a minimum, made of floats
+    MIXED = 12  # rows of several block formats, see NativeDecoder.add_rows
 
 
 class Part(IntEnum):
@@ -144,6 +151,14 @@ class NativeDecoder:
 
     # ---- weights ----
 
+    def add_rows(self, layer: int, part: Part, format: WeightFormat, count: int) -> None:
+        """The next `count` rows, a multiple of 32, of a layer's weight whose format is MIXED: they get a block format of their own.
+
+        All rows are added, in order, before any is filled. Raises MemoryError.
+        """
+        if not self._library.trivet_decoder_add_rows(self._decoder, layer, part, format, count):
+            raise MemoryError(f"no room for {count} rows in {format.name}")
+
     def fill(self, layer: int, part: Part, values: torch.Tensor, first_row: int = 0) -> None:
         """Put rows `[first_row, first_row + len)` of a weight, `[rows, in]` of any floating dtype, into their packed place."""
         values = values.contiguous() if values.dtype in CELLS else values.float().contiguous()
@@ -151,7 +166,7 @@ class NativeDecoder:
         self._library.trivet_decoder_fill(self._decoder, layer, part, values.data_ptr(), is_bfloat16, first_row, values.shape[0])
 
     def fill_blocks(self, layer: int, part: Part, rows: torch.Tensor, first_row: int = 0) -> None:
-        """The same out of GGUF blocks of the weight's own format, uint8 `[rows, bytes of a row]`, taken over without a change of value."""
+        """The same out of GGUF blocks of the rows' own format, uint8 `[rows, bytes of a row]`, taken over without a change of value."""
         rows = rows.contiguous()
         self._library.trivet_decoder_fill_blocks(self._decoder, layer, part, rows.data_ptr(), first_row, rows.shape[0])
 

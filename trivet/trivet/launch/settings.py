@@ -36,7 +36,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[int | None, Setting(help="compute threads of each worker; none: the cores, divided among them", minimum=1)] = None
 
     quantization: Annotated[
-        str | None, Setting(help="how weights are kept: none: in dtype, gguf: in the blocks of the file, int8: 8 bits a weight")
+        str | None, Setting(help="how weights are kept: none: in dtype, gguf: in the file's blocks, int8, int8-dynamic")
     ] = None
     attention_backend: Annotated[str | None, Setting(help="auto: native code where it can, torch elsewhere; or cpu or torch")] = None
 

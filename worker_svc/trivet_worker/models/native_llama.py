@@ -4,13 +4,14 @@ Weights go from the checkpoint straight into their packed form. Norms, rotation 
 products and the KV cache follow the dtype.
 """
 
+import itertools
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from trivet_checkpoint import Checkpoint
+from trivet_checkpoint import Checkpoint, TensorRecord
 from trivet_kernels.cpu.decoder import HEAD, SUB_BLOCK, DecoderShape, NativeDecoder, Part, StepArrays, WeightFormat
 from trivet_kernels.cpu.library import NotBuilt, native_library
 from trivet_proto.errors import ErrorKind, TrivetError
@@ -21,29 +22,40 @@ from trivet_worker.forward_context import current_context
 from trivet_worker.layers.rotary import RotaryAngles, inverse_frequencies
 from trivet_worker.models.llama import SILU, activation_of, attention_form_of, check_config, head_size_of
 from trivet_worker.models.model import StepOutput
-from trivet_worker.weights.packed_rows import BLOCK_FORMATS, FORMATS, PackedRows
+from trivet_worker.weights.packed_rows import BLOCK_FORMATS, FORMATS, Formats, PackedRows
 from trivet_worker.weights.placement import Placement
 from trivet_worker.weights.quantization import Quantization
 
+BLOCK_VALUES = 32
 
-def formats_of(checkpoint: Checkpoint, dtype: torch.dtype, quantization: Quantization) -> tuple[WeightFormat, WeightFormat]:
-    """Of the layers' weights, and of the head's. Raises FAILED_PRECONDITION for a checkpoint that is not kept in such a form."""
+
+def formats_of(checkpoint: Checkpoint, dtype: torch.dtype, quantization: Quantization) -> Formats:
+    """Raises FAILED_PRECONDITION for a checkpoint that cannot be kept in such a form."""
     if quantization == "none":
-        return FORMATS[dtype], FORMATS[dtype]
+        return Formats(FORMATS[dtype], FORMATS[dtype])
+    if quantization == "int8-dynamic":
+        return Formats(WeightFormat.INT8, WeightFormat.INT8)
     if quantization == "int8":
-        return WeightFormat.INT8, WeightFormat.INT8
-    kinds = {record.kind for name, record in checkpoint.tensors.items() if ".layers." in name and len(record.shape) == 2}
-    head = checkpoint.tensors.get("lm_head.weight") or checkpoint.tensors.get("model.embed_tokens.weight")
-    head_kind = "" if head is None else head.kind
-    if len(kinds) != 1 or not kinds <= BLOCK_FORMATS.keys() or head_kind not in BLOCK_FORMATS:
-        raise TrivetError(
-            ErrorKind.FAILED_PRECONDITION,
-            f"quantization gguf: {checkpoint.path} keeps its layers in {', '.join(sorted(kinds)) or 'nothing'} and its head in "
-            f"{head_kind or 'nothing'}; in place runs one kind of {', '.join(BLOCK_FORMATS)} for the layers and one for the head. "
-            "Take quantization none or int8",
-            param="quantization",
+        if checkpoint.config["hidden_size"] % BLOCK_VALUES:
+            raise _refused(f"int8 takes blocks of {BLOCK_VALUES} values, the model's hidden size is {checkpoint.config['hidden_size']}")
+        return Formats(WeightFormat.Q8_MINIMUM, WeightFormat.Q8_MINIMUM)
+    head_name = "model.embed_tokens.weight" if checkpoint.config.get("tie_word_embeddings") else "lm_head.weight"
+    head = BLOCK_FORMATS.get(checkpoint.record(head_name).kind, FORMATS[dtype])
+    by_name = {name: _kept_in(record) for name, record in checkpoint.tensors.items() if ".layers." in name and len(record.shape) == 2}
+    kinds = set(by_name.values())
+    return Formats(kinds.pop(), head) if len(kinds) == 1 else Formats(WeightFormat.MIXED, head, by_name)
+
+
+def _kept_in(record: TensorRecord) -> WeightFormat:
+    if record.kind not in BLOCK_FORMATS:
+        raise _refused(
+            f"gguf: {record.file} keeps {record.name} as {record.kind}; computed on in the file's own form are {', '.join(BLOCK_FORMATS)}"
         )
-    return BLOCK_FORMATS[kinds.pop()], BLOCK_FORMATS[head_kind]
+    return BLOCK_FORMATS[record.kind]
+
+
+def _refused(reason: str) -> TrivetError:
+    return TrivetError(ErrorKind.FAILED_PRECONDITION, f"quantization {reason}. Take quantization none", param="quantization")
 
 
 def reason_against(config: Mapping[str, Any], needs: AttentionNeeds) -> str | None:
@@ -60,7 +72,17 @@ def reason_against(config: Mapping[str, Any], needs: AttentionNeeds) -> str | No
         return f"no {activation_of(config)} as activation"
     if needs.soft_cap is not None:
         return "no soft cap of scores"
-    return _shape(config, needs.dtype, (FORMATS[needs.dtype], FORMATS[needs.dtype]), most_tokens=1, threads=1).reason_against()
+    return _shape(config, needs.dtype, Formats(FORMATS[needs.dtype], FORMATS[needs.dtype]), most_tokens=1, threads=1).reason_against()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPart:
+    """One packed weight of a layer: the tensors whose rows it has, in order."""
+
+    part: Part
+    tensors: tuple[tuple[str, int], ...]  # name inside the layer, rows
+    inputs: int
+    has_bias: bool
 
 
 class NativeLlama:
@@ -72,7 +94,7 @@ class NativeLlama:
         *,
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
-        formats: tuple[WeightFormat, WeightFormat],
+        formats: Formats,
         max_model_len: int,
         most_tokens: int,
         threads: int,
@@ -82,6 +104,7 @@ class NativeLlama:
         self.dtype = dtype
         self._config = config
         self._max_model_len = max_model_len
+        self._formats = formats
         self._window = attention_form_of(config, max_model_len).window
         self._shape = replace(
             _shape(config, dtype, formats, most_tokens=most_tokens, threads=threads),
@@ -89,6 +112,10 @@ class NativeLlama:
             windows=(self._window or 0,) * config["num_hidden_layers"],
         )
         self._decoder = NativeDecoder(self._shape)
+        if formats.layers is WeightFormat.MIXED:
+            for index, part in itertools.product(range(self._shape.layers), self._parts()):
+                for name, rows in part.tensors:
+                    self._decoder.add_rows(index, part.part, formats.of_layer(f"model.layers.{index}.{name}.weight"), rows)
         self._logits = torch.empty((0, self.vocab_size))  # as many rows as a step has sampled so far; megabytes, so not anew each time
         self._names = [f"model.layers.{index}.self_attn" for index in range(self._shape.layers)]
         self._frequencies = inverse_frequencies(self._shape.head_size, float(config.get("rope_theta", 10000.0)), config.get("rope_scaling"))
@@ -128,7 +155,6 @@ class NativeLlama:
 
     def placements(self) -> list[Placement]:
         shape, decoder = self._shape, self._decoder
-        query, kv = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
         tied = bool(self._config.get("tie_word_embeddings", False))
         if tied:
             places = [self._rows("model.embed_tokens", HEAD, Part.DOWN, 0, shape.vocab, shape.hidden)]
@@ -144,36 +170,42 @@ class NativeLlama:
                 Placement(f"{prefix}.input_layernorm.weight", decoder.norm(index, Part.ATTENTION_NORM)),
                 Placement(f"{prefix}.post_attention_layernorm.weight", decoder.norm(index, Part.MLP_NORM)),
             ]
-            attention_bias, mlp_bias = (bool(self._config.get(name, False)) for name in ("attention_bias", "mlp_bias"))
-            for part, names, inputs, has_bias in (
-                (Part.QKV, (("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)), shape.hidden, attention_bias),
-                (Part.OUTPUT, (("self_attn.o_proj", shape.hidden),), query, attention_bias),
-                (Part.GATE_AND_UP, (("mlp.gate_proj", shape.inner), ("mlp.up_proj", shape.inner)), shape.hidden, mlp_bias),
-                (Part.DOWN, (("mlp.down_proj", shape.hidden),), shape.inner, mlp_bias),
-            ):
-                width = sum(rows for _, rows in names)
+            for part in self._parts():
+                width = sum(rows for _, rows in part.tensors)
                 first = 0
-                for name, rows in names:
-                    places.append(self._rows(f"{prefix}.{name}", index, part, first, rows, inputs))
-                    if has_bias:
-                        places.append(Placement(f"{prefix}.{name}.bias", decoder.bias(index, part, width)[first : first + rows]))
+                for name, rows in part.tensors:
+                    places.append(self._rows(f"{prefix}.{name}", index, part.part, first, rows, part.inputs))
+                    if part.has_bias:
+                        places.append(Placement(f"{prefix}.{name}.bias", decoder.bias(index, part.part, width)[first : first + rows]))
                     first += rows
         return places
 
+    def _parts(self) -> tuple["LayerPart", ...]:
+        shape = self._shape
+        query, kv = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+        attention_bias, mlp_bias = (bool(self._config.get(name, False)) for name in ("attention_bias", "mlp_bias"))
+        return (
+            LayerPart(
+                Part.QKV, (("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)), shape.hidden, attention_bias
+            ),
+            LayerPart(Part.OUTPUT, (("self_attn.o_proj", shape.hidden),), query, attention_bias),
+            LayerPart(Part.GATE_AND_UP, (("mlp.gate_proj", shape.inner), ("mlp.up_proj", shape.inner)), shape.hidden, mlp_bias),
+            LayerPart(Part.DOWN, (("mlp.down_proj", shape.hidden),), shape.inner, mlp_bias),
+        )
+
     def _rows(self, name: str, layer: int, part: Part, first: int, rows: int, inputs: int) -> Placement:
         decoder = self._decoder
+        formats, full_name = self._formats, f"{name}.weight"
         target = PackedRows(
             (rows, inputs),
             lambda values: decoder.fill(layer, part, values, first),
             lambda blocks: decoder.fill_blocks(layer, part, blocks, first),
-            self._shape.head_format if layer == HEAD else self._shape.format,
+            formats.head if layer == HEAD else formats.of_layer(full_name),
         )
-        return Placement(f"{name}.weight", target)
+        return Placement(full_name, target)
 
 
-def _shape(
-    config: Mapping[str, Any], dtype: torch.dtype, formats: tuple[WeightFormat, WeightFormat], *, most_tokens: int, threads: int
-) -> DecoderShape:
+def _shape(config: Mapping[str, Any], dtype: torch.dtype, formats: Formats, *, most_tokens: int, threads: int) -> DecoderShape:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     return DecoderShape(
         layers=config["num_hidden_layers"],
@@ -187,6 +219,6 @@ def _shape(
         most_tokens=most_tokens,
         threads=threads,
         cache=dtype,
-        format=formats[0],
-        head_format=formats[1],
+        format=formats.layers,
+        head_format=formats.head,
     )

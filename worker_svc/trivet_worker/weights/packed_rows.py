@@ -1,13 +1,28 @@
 """Packed weights as places that a checkpoint's tensors go to, and which kinds of tensors they take as they are."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from trivet_kernels.cpu.decoder import WeightFormat
 
 FORMATS = {torch.float32: WeightFormat.FLOAT32, torch.bfloat16: WeightFormat.BFLOAT16}
-BLOCK_FORMATS = {"Q4_0": WeightFormat.Q4_0, "Q4_1": WeightFormat.Q4_1, "Q8_0": WeightFormat.Q8_0}
+BLOCK_FORMATS = {kind: WeightFormat[kind] for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")}
+"""Kinds of a file's blocks that are multiplied as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """How a model's weights are kept."""
+
+    layers: WeightFormat
+    head: WeightFormat
+    by_name: Mapping[str, WeightFormat] = field(default_factory=dict)
+    """Of the layers' tensors, where `layers` is MIXED."""
+
+    def of_layer(self, name: str) -> WeightFormat:
+        """Any for a tensor that the file lacks: refusing that is the loader's."""
+        return self.by_name.get(name, WeightFormat.Q8_0) if self.layers is WeightFormat.MIXED else self.layers
 
 
 @dataclass(frozen=True, slots=True)

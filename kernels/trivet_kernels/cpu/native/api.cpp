@@ -1,6 +1,7 @@
 // What Python calls: plain C functions over the decoder, for ctypes. Errors of the caller are checked on the other
 // side.
 #include <cstring>
+#include <exception>
 
 #include "decoder.h"
 #include "isa.h"
@@ -51,7 +52,17 @@ void trivet_decoder_fill(void* decoder, int64_t layer, int32_t part, const void*
   }
 }
 
-// The same out of GGUF blocks of the weight's own format.
+// The next rows of a layer's mixed weight, `count` of them in a block format of their own. 0 when that cannot be.
+int32_t trivet_decoder_add_rows(void* decoder, int64_t layer, int32_t part, int32_t format, int64_t count) {
+  try {
+    static_cast<Decoder*>(decoder)->weight(layer, (LayerPart)part).add_rows((WeightFormat)format, count);
+  } catch (const std::exception&) {
+    return 0;
+  }
+  return 1;
+}
+
+// The same as `fill` out of GGUF blocks of the rows' own format.
 void trivet_decoder_fill_blocks(void* decoder, int64_t layer, int32_t part, const void* rows, int64_t first,
                                 int64_t count) {
   Decoder& one = *static_cast<Decoder*>(decoder);

@@ -1,6 +1,7 @@
 // Sizes of packed weights and activations, and the choice of a kernel for the instruction set in use.
 #include "matmul.h"
 
+#include <algorithm>
 #include <cassert>
 #include <stdexcept>
 
@@ -16,16 +17,14 @@ int64_t values_per_line(WeightFormat format) {
   switch (format) {
     case WeightFormat::f32:
       return 16;
-    case WeightFormat::bf16:
-      return 32;
-    default:
+    case WeightFormat::i8:
       return 64;
+    default:
+      return 32;
   }
 }
 
-bool is_block_format(WeightFormat format) {
-  return format == WeightFormat::q4_0 || format == WeightFormat::q4_1 || format == WeightFormat::q8_0;
-}
+bool is_block_format(WeightFormat format) { return format >= WeightFormat::q4_0; }
 
 struct Kernels {
   Matmul matmul;
@@ -54,10 +53,11 @@ Kernels kernels_for(WeightFormat format, Isa isa) {
       if (isa >= Isa::avx2) return {matmul_i8_avx2, prepare_i8_plain};
       return {matmul_i8_plain, prepare_i8_plain};
     default:
-      if (isa == Isa::amx) return {matmul_blocks_amx, prepare_blocks_avx512};
-      if (avx512 && cpu.avx512_vnni) return {matmul_blocks_avx512, prepare_blocks_avx512};
-      if (isa >= Isa::avx2) return {matmul_blocks_avx2, prepare_blocks_plain};
-      return {matmul_blocks_plain, prepare_blocks_plain};
+      if (isa == Isa::amx) return {matmul_blocks_amx, prepare_blocks_avx512, prepare_blocks_columns_avx512};
+      if (avx512 && cpu.avx512_vnni)
+        return {matmul_blocks_avx512, prepare_blocks_avx512, prepare_blocks_columns_avx512};
+      if (isa >= Isa::avx2) return {matmul_blocks_avx2, prepare_blocks_avx2, prepare_blocks_columns_avx2};
+      return {matmul_blocks_plain, prepare_blocks_plain, prepare_blocks_columns_plain};
   }
 #else
   switch (format) {
@@ -68,14 +68,16 @@ Kernels kernels_for(WeightFormat format, Isa isa) {
     case WeightFormat::i8:
       return {matmul_i8_plain, prepare_i8_plain};
     default:
-      return {matmul_blocks_plain, prepare_blocks_plain};
+      return {matmul_blocks_plain, prepare_blocks_plain, prepare_blocks_columns_plain};
   }
 #endif
 }
 
 void run(const MatmulTask& task) {
   const MatmulRange& range = task.range;
-  assert(task.weight.format == task.x.format && task.weight.k == task.x.k);
+  assert(task.weight.k == task.x.k);
+  assert(task.weight.format == task.x.format ||
+         (is_block_format(task.weight.format) && is_block_format(task.x.format)));
   assert(range.row_begin % row_block == 0 && range.row_end <= task.x.capacity_rows);
   assert(0 <= range.panel_begin && range.panel_end <= task.weight.panels);
   if (range.row_begin >= range.row_end || range.panel_begin >= range.panel_end) return;
@@ -91,7 +93,7 @@ int8_t* thread_scratch(int64_t bytes) {
 }
 
 PackedWeight::PackedWeight(WeightFormat format, int64_t n, int64_t k) : PackedWeight(without_memory(format, n, k)) {
-  data = AlignedBuffer(bytes());
+  if (format != WeightFormat::mixed) data = AlignedBuffer(bytes());
 }
 
 PackedWeight PackedWeight::without_memory(WeightFormat format, int64_t n, int64_t k) {
@@ -102,13 +104,28 @@ PackedWeight PackedWeight::without_memory(WeightFormat format, int64_t n, int64_
   weight.k = k;
   weight.panels = divide_up(n, panel_columns);
   weight.steps = divide_up(k, values_per_line(format));
+  if (format == WeightFormat::mixed) {
+    if (n % panel_columns != 0) throw std::invalid_argument("a mixed weight needs a multiple of 32 rows");
+    weight.panel_bytes = k / block_values * block_bytes(WeightFormat::q4_0);  // until rows are added
+    return weight;
+  }
   if (is_block_format(format)) {
     if (k % block_values != 0) throw std::invalid_argument("a weight in blocks of 32 needs a multiple of 32 columns");
-    weight.panel_bytes = k / block_values * block_bytes(format);
+    const int64_t blocks = k / block_values, in_super_block = header_bytes(format) == 0 ? 1 : super_blocks;
+    if (blocks % in_super_block != 0) throw std::invalid_argument("super-blocks need a multiple of 256 columns");
+    weight.panel_bytes = blocks * block_bytes(format) + blocks / in_super_block * header_bytes(format);
   } else {
     weight.panel_bytes = weight.steps * step_bytes + (format == WeightFormat::i8 ? i8_tail_bytes : 0);
   }
   return weight;
+}
+
+void PackedWeight::add_rows(WeightFormat part_format, int64_t rows) {
+  if (format != WeightFormat::mixed || rows % panel_columns != 0 || !is_block_format(part_format)) {
+    throw std::invalid_argument("rows of a mixed weight come in blocks, a multiple of 32 of them");
+  }
+  parts.emplace_back(part_format, rows, k);
+  panel_bytes = std::max(panel_bytes, parts.back().panel_bytes);
 }
 
 Activations::Activations(WeightFormat format, int64_t capacity_rows, int64_t k)
@@ -118,8 +135,8 @@ Activations::Activations(WeightFormat format, int64_t capacity_rows, int64_t k)
   lines = AlignedBuffer(rows * steps * line_bytes);
   if (format == WeightFormat::i8) scales = AlignedBuffer(rows * 4);
   if (is_block_format(format)) {
-    scales = AlignedBuffer(rows * steps * 2 * 4);
-    sums = AlignedBuffer(rows * steps * 2 * 4);
+    scales = AlignedBuffer(rows * steps * 4);
+    sums = AlignedBuffer(rows * steps * 4);
   }
 }
 
@@ -128,9 +145,7 @@ void prepare(Activations& into, const float* x, int64_t ldx, int64_t row_begin, 
   kernels_for(into.format, isa_in_use()).prepare(into, x, ldx, row_begin, row_end);
 }
 
-bool can_prepare_columns(WeightFormat format) {
-  return kernels_for(format, isa_in_use()).prepare_columns != nullptr;
-}
+bool can_prepare_columns(WeightFormat format) { return kernels_for(format, isa_in_use()).prepare_columns != nullptr; }
 
 void prepare_columns(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
                      int64_t column_end) {
@@ -140,7 +155,14 @@ void prepare_columns(Activations& into, const float* x, int64_t ldx, int64_t row
 
 void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, float* out, int64_t ldo,
             Output output) {
-  run({weight, x, range, out, ldo, output});
+  if (weight.format != WeightFormat::mixed) return run({weight, x, range, out, ldo, output});
+  int64_t begin = 0;  // panels before this part
+  for (const PackedWeight& part : weight.parts) {
+    const int64_t first = std::max(range.panel_begin - begin, int64_t{0});
+    const int64_t last = std::min(range.panel_end - begin, part.panels);
+    run({part, x, {range.row_begin, range.row_end, first, last}, out + begin * panel_columns, ldo, output});
+    begin += part.panels;
+  }
 }
 
 }  // namespace trivet

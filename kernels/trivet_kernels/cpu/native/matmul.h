@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "aligned_buffer.h"
 
@@ -23,9 +24,18 @@ enum class WeightFormat {
   f32,
   bf16,  // products of bf16 pairs, summed in float32
   i8,    // one symmetric scale per output column; activations get one per row; summed exactly in int32
-  q4_0,  // GGUF blocks of 32 values: (q - 8) · d; activations int8 with one scale per block
-  q4_1,  // q · d + m
-  q8_0,  // int8 · d
+  // Blocks of 32 values, from here on: a file's own, or made of floats. What a block stands for is exact; activations
+  // get one scale and 12 bits a block.
+  q4_0,        // (q - 8) · d
+  q4_1,        // q · d + m
+  q8_0,        // int8 · d
+  q5_0,        // (q - 16) · d, kept as q8_0
+  q5_1,        // q · d + m, kept as q8_minimum
+  q4_k,        // q · d - m, scales and minimums of super-blocks in 6 bits
+  q5_k,        // the same with 5 bits, kept in 8
+  q6_k,        // (q - 32) · d, one d for 16 values, kept in 8 bits
+  q8_minimum,  // int8 · d + m, out of floats
+  mixed,       // rows of several block formats, see PackedWeight::add_rows
 };
 
 struct PackedWeight {
@@ -34,20 +44,24 @@ struct PackedWeight {
   // The same without memory of its own: `data` is to be set, to zeros of `bytes()` at first.
   static PackedWeight without_memory(WeightFormat format, int64_t n, int64_t k);
   int64_t bytes() const { return panels * panel_bytes; }
+  // The next rows of a mixed weight: multiples of 32, in a block format of their own. All of them must be added.
+  void add_rows(WeightFormat format, int64_t rows);
 
   WeightFormat format = WeightFormat::f32;
   int64_t n = 0, k = 0;
   int64_t panels = 0;       // n / 32, rounded up; the columns beyond n are zeros and never written out
   int64_t steps = 0;        // lines of a row that cover k; values beyond k are zeros
-  int64_t panel_bytes = 0;  // panels follow each other at this distance
+  int64_t panel_bytes = 0;  // panels follow each other at this distance; of a mixed weight the greatest of its parts
   AlignedBuffer data;
+  std::vector<PackedWeight> parts;  // of a mixed weight, which has no data of its own
 };
 
 // Fill rows [row_begin, row_end) of the weight (its output columns) from rows [rows, k] that start at row_begin.
 // Disjoint ranges may be packed by different threads if they share no panel.
-void pack_f32(PackedWeight& weight, const float* rows, int64_t row_begin, int64_t row_end);      // f32, bf16, i8
-void pack_bf16(PackedWeight& weight, const uint16_t* rows, int64_t row_begin, int64_t row_end);  // the same
-// From GGUF blocks of the weight's own format, taken over without a change of value.
+// f32, bf16, i8, q8_minimum:
+void pack_f32(PackedWeight& weight, const float* rows, int64_t row_begin, int64_t row_end);
+void pack_bf16(PackedWeight& weight, const uint16_t* rows, int64_t row_begin, int64_t row_end);
+// From blocks of the rows' own format as they lie in a GGUF file, taken over without a change of value.
 void pack_blocks(PackedWeight& weight, const uint8_t* rows, int64_t row_begin, int64_t row_end);
 
 // One row of the weight as floats [k], dequantised: an embedding taken from a tied output head.
@@ -68,8 +82,8 @@ struct Activations {
   WeightFormat format = WeightFormat::f32;
   int64_t capacity_rows = 0, k = 0, steps = 0;
   AlignedBuffer lines;
-  AlignedBuffer scales;  // float: i8 [rows]; block formats [rows, steps * 2]
-  AlignedBuffer sums;    // int32: block formats [rows, steps * 2], the sum of each block's int8 values
+  AlignedBuffer scales;  // float: i8 [rows]; block formats [rows, steps]
+  AlignedBuffer sums;    // int32: block formats [rows, steps], the sum of each block's integers
 };
 
 // Convert rows [row_begin, row_end) of x (x points at row 0, row stride ldx) into the same rows of `into`. A row with

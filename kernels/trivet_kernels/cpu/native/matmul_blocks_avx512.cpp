@@ -1,9 +1,9 @@
-// Products with weights in GGUF blocks by AVX512-VNNI: the weights stay 4 (or 8) bits wide up to the registers.
+// Products with weights in blocks by AVX512-VNNI: the weights stay 4 (or 8) bits wide up to the registers.
 #include <immintrin.h>
 
 #include <algorithm>
 
-#include "matmul_blocks.h"
+#include "block_scales_avx512.h"
 #include "put_row_avx512.h"
 
 namespace trivet {
@@ -11,79 +11,102 @@ namespace {
 
 constexpr int64_t chunk_bytes = 640 << 10;  // activations that stay in the L2 while all panels pass by
 constexpr int64_t stream_ahead = 4096;      // weights are asked for this far ahead where they are read once
-constexpr int max_rows = 6;                 // 12 sums of integers and 12 of floats
+constexpr int max_rows = 4;                 // 16 sums of integers and 8 of floats
 
 struct Columns {
   __m512i low, high;  // of columns 0-15 and 16-31: four unsigned values of k each
 };
 
 template <WeightFormat format>
-Columns weights_of(const uint8_t* block, int group) {
+[[gnu::always_inline]] inline Columns weights_of(const uint8_t* block, int group) {
   const __m512i first = _mm512_loadu_si512(block + group * line_bytes);
-  if constexpr (format == WeightFormat::q8_0) {
+  if constexpr (has_nibbles(format)) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    return {_mm512_and_si512(first, nibble), _mm512_and_si512(_mm512_srli_epi16(first, 4), nibble)};
+  } else {
     // dpbusd takes unsigned weights: value + 128.
     const __m512i offset = _mm512_set1_epi8(static_cast<char>(0x80));
     const __m512i second = _mm512_loadu_si512(block + 512 + group * line_bytes);
     return {_mm512_xor_si512(first, offset), _mm512_xor_si512(second, offset)};
-  } else {
-    const __m512i nibble = _mm512_set1_epi8(15);
-    return {_mm512_and_si512(first, nibble), _mm512_and_si512(_mm512_srli_epi16(first, 4), nibble)};
   }
 }
 
 // What the unsigned form of the weights adds to each of their values.
 template <WeightFormat format>
-constexpr int weight_offset = format == WeightFormat::q4_0 ? 8 : format == WeightFormat::q8_0 ? 128 : 0;
+constexpr int weight_offset = has_nibbles(format) ? stored_offset(format) : 128;
 
-__m512 halves(const uint8_t* at) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+[[gnu::always_inline]] inline __m512i broadcast(const uint8_t* at) {
+  int32_t four_bytes;
+  __builtin_memcpy(&four_bytes, at, 4);
+  return _mm512_set1_epi32(four_bytes);
+}
+
+// The sum of the integers of a part of a row's block.
+template <WeightFormat format>
+[[gnu::always_inline]] inline int32_t part_sum(const uint8_t* x, int32_t block_sum, int part) {
+  if constexpr (scale_values(format) == block_values) {
+    return block_sum;
+  } else {
+    int32_t sum = 0;
+    for (int i = 0; i < 16; ++i) {
+      sum += 16 * static_cast<int8_t>(x[part * 16 + i]) + static_cast<int8_t>(x[32 + part * 16 + i]);
+    }
+    return sum;
+  }
 }
 
 template <WeightFormat format, int rows>
 void row_group(const MatmulTask& task, int64_t row, int64_t panel) {
+  constexpr int parts = block_values / scale_values(format), groups = line_groups / parts;
   __m512 sums[rows][2];
   for (int r = 0; r < rows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
-  const uint8_t* weights = task.panel(panel);
-  const int64_t blocks = task.weight.k / block_values;
+  BlockWalk<format> walk(task.panel(panel));
   const uint8_t* x = task.x.line(row, 0);
   const float* scales = task.x.scales.as<float>() + scale_index(task.x, row, 0);
   const int32_t* row_sums = task.x.sums.as<int32_t>() + scale_index(task.x, row, 0);
-  for (int64_t block = 0; block < blocks; ++block) {
-    if (rows <= 4) {
-      for (int64_t line = 0; line < block_bytes(format); line += line_bytes) {
-        _mm_prefetch(reinterpret_cast<const char*>(weights + stream_ahead + line), _MM_HINT_T1);
+  for (int64_t block = 0; block < task.x.steps; ++block, walk.next()) {
+    for (int64_t line = 0; line < block_bytes(format); line += line_bytes) {
+      _mm_prefetch(reinterpret_cast<const char*>(walk.block + stream_ahead + line), _MM_HINT_T1);
+    }
+    for (int part = 0; part < parts; ++part) {
+      __m512i upper[rows][2], lower[rows][2];
+      for (int r = 0; r < rows; ++r) {
+        upper[r][0] = upper[r][1] = _mm512_setzero_si512();
+        const int32_t sum = part_sum<format>(x + r * line_bytes, row_sums[r], part);
+        lower[r][0] = lower[r][1] = _mm512_set1_epi32(-weight_offset<format> * sum);
       }
-    }
-    __m512i dots[rows][2];
-    for (int r = 0; r < rows; ++r) {
-      dots[r][0] = dots[r][1] = _mm512_set1_epi32(-weight_offset<format> * row_sums[r]);
-    }
 #pragma GCC unroll 8
-    for (int group = 0; group < line_groups; ++group) {
-      const Columns columns = weights_of<format>(weights, group);
-#pragma GCC unroll 6
-      for (int r = 0; r < rows; ++r) {
-        int32_t four_bytes;
-        __builtin_memcpy(&four_bytes, x + r * line_bytes + group * 4, 4);
-        const __m512i broadcast = _mm512_set1_epi32(four_bytes);
-        dots[r][0] = _mm512_dpbusd_epi32(dots[r][0], columns.low, broadcast);
-        dots[r][1] = _mm512_dpbusd_epi32(dots[r][1], columns.high, broadcast);
+      for (int group = part * groups; group < part * groups + groups; ++group) {
+        const Columns columns = weights_of<format>(walk.block, group);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; ++r) {
+          const __m512i first = broadcast(x + r * line_bytes + group * 4);
+          upper[r][0] = _mm512_dpbusd_epi32(upper[r][0], columns.low, first);
+          upper[r][1] = _mm512_dpbusd_epi32(upper[r][1], columns.high, first);
+          const __m512i second = broadcast(x + r * line_bytes + 32 + group * 4);
+          lower[r][0] = _mm512_dpbusd_epi32(lower[r][0], columns.low, second);
+          lower[r][1] = _mm512_dpbusd_epi32(lower[r][1], columns.high, second);
+        }
       }
-    }
-    const uint8_t* weight_scales = weights + values_bytes(format);
-    for (int half = 0; half < 2; ++half) {
-      const __m512 d = halves(weight_scales + half * 32);
-      for (int r = 0; r < rows; ++r) {
-        const __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(scales[r]));
-        sums[r][half] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][half]), scale, sums[r][half]);
-        if constexpr (format == WeightFormat::q4_1) {
-          const __m512 row_sum = _mm512_set1_ps(scales[r] * static_cast<float>(row_sums[r]));
-          sums[r][half] = _mm512_fmadd_ps(halves(weight_scales + 64 + half * 32), row_sum, sums[r][half]);
+      for (int half = 0; half < 2; ++half) {
+        const __m512 d = scales_of(walk, half, part);
+        for (int r = 0; r < rows; ++r) {
+          const __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(upper[r][half], 4), lower[r][half]);
+          const __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(scales[r]));
+          sums[r][half] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, sums[r][half]);
         }
       }
     }
-    weights += block_bytes(format);
-    x += block % 2 == 0 ? 32 : row_block * line_bytes - 32;
+    if constexpr (has_minimum(format)) {
+      for (int half = 0; half < 2; ++half) {
+        const __m512 m = minimums_of(walk, half);
+        for (int r = 0; r < rows; ++r) {
+          const __m512 row_sum = _mm512_set1_ps(scales[r] * static_cast<float>(row_sums[r]));
+          sums[r][half] = _mm512_fmadd_ps(m, row_sum, sums[r][half]);
+        }
+      }
+    }
+    x += row_block * line_bytes;
     scales += row_block;
     row_sums += row_block;
   }
@@ -93,12 +116,14 @@ void row_group(const MatmulTask& task, int64_t row, int64_t panel) {
 template <WeightFormat format>
 void rows_of_block(const MatmulTask& task, int64_t row, int64_t rows, int64_t panel) {
   switch (rows) {
-    case 1: return row_group<format, 1>(task, row, panel);
-    case 2: return row_group<format, 2>(task, row, panel);
-    case 3: return row_group<format, 3>(task, row, panel);
-    case 4: return row_group<format, 4>(task, row, panel);
-    case 5: return row_group<format, 5>(task, row, panel);
-    default: return row_group<format, max_rows>(task, row, panel);
+    case 1:
+      return row_group<format, 1>(task, row, panel);
+    case 2:
+      return row_group<format, 2>(task, row, panel);
+    case 3:
+      return row_group<format, 3>(task, row, panel);
+    default:
+      return row_group<format, max_rows>(task, row, panel);
   }
 }
 
@@ -123,11 +148,7 @@ void matmul_format(const MatmulTask& task) {
 }  // namespace
 
 void matmul_blocks_avx512(const MatmulTask& task) {
-  switch (task.weight.format) {
-    case WeightFormat::q4_0: return matmul_format<WeightFormat::q4_0>(task);
-    case WeightFormat::q4_1: return matmul_format<WeightFormat::q4_1>(task);
-    default: return matmul_format<WeightFormat::q8_0>(task);
-  }
+  with_block_format(task.weight.format, [&](auto format) { matmul_format<decltype(format)::value>(task); });
 }
 
 }  // namespace trivet

@@ -1,76 +1,179 @@
-// Weights in GGUF blocks: into panels and, for single rows, back to floats.
+// Weights in blocks: out of a file's blocks or out of floats into panels and, for single rows, back to floats.
 #include <cassert>
 #include <cstring>
 
-#include "matmul_blocks.h"
+#include "block_values.h"
 
 namespace trivet {
 namespace {
 
-// Bytes of one GGUF block.
-int64_t source_bytes(WeightFormat format) {
-  return format == WeightFormat::q8_0 ? 34 : format == WeightFormat::q4_1 ? 20 : 18;
-}
+// 32 values of a row as a panel keeps them: nibbles, or int8.
+struct Values {
+  uint8_t stored[block_values];
+};
 
-// Bytes of d and m at the head of a GGUF block.
-int64_t head_bytes(WeightFormat format) { return format == WeightFormat::q4_1 ? 4 : 2; }
-
-void pack_block(WeightFormat format, const uint8_t* from, uint8_t* panel_block, int64_t column) {
-  const uint8_t* values = from + head_bytes(format);
-  if (format == WeightFormat::q8_0) {
-    for (int64_t k = 0; k < block_values; ++k) {
-      panel_block[column / 16 * 512 + k / 4 * line_bytes + column % 16 * 4 + k % 4] = values[k];
-    }
-  } else {
-    const int shift = column < 16 ? 0 : 4;
-    for (int64_t k = 0; k < block_values; ++k) {
-      const int nibble = k < 16 ? values[k] & 15 : values[k - 16] >> 4;
-      uint8_t& byte = panel_block[k / 4 * line_bytes + column % 16 * 4 + k % 4];
-      byte = static_cast<uint8_t>((byte & ~(15 << shift)) | nibble << shift);
+template <WeightFormat format>
+void put_values(uint8_t* block, int64_t column, const Values& values) {
+  const int shift = column < 16 ? 0 : 4;
+  for (int64_t k = 0; k < block_values; ++k) {
+    const int64_t at = k / 4 * line_bytes + column % 16 * 4 + k % 4;
+    if (has_nibbles(format)) {
+      block[at] = static_cast<uint8_t>((block[at] & ~(15 << shift)) | values.stored[k] << shift);
+    } else {
+      block[column / 16 * 512 + at] = values.stored[k];
     }
   }
-  uint8_t* scales = panel_block + values_bytes(format);
-  std::memcpy(scales + column * 2, from, 2);
-  if (format == WeightFormat::q4_1) std::memcpy(scales + 64 + column * 2, from + 2, 2);
 }
 
-float half_at(const uint8_t* at) {
-  _Float16 value;
-  std::memcpy(&value, at, 2);
-  return static_cast<float>(value);
+// Sixteen bytes: the low nibbles are values 0 to 15, the high ones 16 to 31; with a fifth bit each where there are
+// such.
+Values nibbles_of(const uint8_t* packed, const uint8_t* fifth_bits, int offset) {
+  uint32_t fifth = 0;
+  if (fifth_bits != nullptr) std::memcpy(&fifth, fifth_bits, 4);
+  Values values;
+  for (int64_t k = 0; k < block_values; ++k) {
+    const int nibble = k < 16 ? packed[k] & 15 : packed[k - 16] >> 4;
+    values.stored[k] = static_cast<uint8_t>((nibble | (fifth >> k & 1) << 4) - offset);
+  }
+  return values;
+}
+
+// A block of 32 values with a scale and, perhaps, a minimum of its own.
+Values simple_values(WeightFormat kind, const uint8_t* from) {
+  switch (kind) {
+    case WeightFormat::q4_0:
+      return nibbles_of(from + 2, nullptr, 0);
+    case WeightFormat::q4_1:
+      return nibbles_of(from + 4, nullptr, 0);
+    case WeightFormat::q5_0:
+      return nibbles_of(from + 6, from + 2, 16);
+    case WeightFormat::q5_1:
+      return nibbles_of(from + 8, from + 4, 0);
+    default: {
+      Values values;
+      std::memcpy(values.stored, from + 2, block_values);
+      return values;
+    }
+  }
+}
+
+// Values [32 * index, ...) of a super-block of 256.
+Values super_values(WeightFormat kind, const uint8_t* from, int64_t index) {
+  Values values;
+  for (int64_t k = 0; k < block_values; ++k) {
+    int value;
+    if (kind == WeightFormat::q6_k) {
+      const int64_t half = index / 4, quarter = index % 4;
+      const int low = from[half * 64 + quarter % 2 * 32 + k] >> (quarter / 2 * 4) & 15;
+      value = (low | (from[128 + half * 32 + k] >> (2 * quarter) & 3) << 4) - 32;
+    } else {
+      const uint8_t* nibbles = from + (kind == WeightFormat::q5_k ? 48 : 16);
+      value = nibbles[index / 2 * 32 + k] >> (index % 2 * 4) & 15;
+      if (kind == WeightFormat::q5_k) value |= (from[16 + k] >> index & 1) << 4;
+    }
+    values.stored[k] = static_cast<uint8_t>(value);
+  }
+  return values;
+}
+
+// Scale and minimum, 6 bits each, of eight parts of a super-block in twelve bytes.
+void six_bit_scales(const uint8_t* packed, int64_t index, uint8_t& scale, uint8_t& minimum) {
+  if (index < 4) {
+    scale = packed[index] & 63;
+    minimum = packed[4 + index] & 63;
+  } else {
+    scale = static_cast<uint8_t>((packed[4 + index] & 15) | (packed[index - 4] >> 2 & 0x30));
+    minimum = static_cast<uint8_t>(packed[4 + index] >> 4 | (packed[index] >> 2 & 0x30));
+  }
+}
+
+// Bytes of a block in the file: of 32 values, or of 256 in the super-blocks.
+int64_t source_bytes(WeightFormat kind) {
+  switch (kind) {
+    case WeightFormat::q4_0:
+      return 18;
+    case WeightFormat::q4_1:
+      return 20;
+    case WeightFormat::q5_0:
+      return 22;
+    case WeightFormat::q5_1:
+      return 24;
+    case WeightFormat::q4_k:
+      return 144;
+    case WeightFormat::q5_k:
+      return 176;
+    case WeightFormat::q6_k:
+      return 210;
+    default:
+      return 34;
+  }
+}
+
+template <WeightFormat format>
+void pack_row(WeightFormat kind, uint8_t* panel, int64_t column, int64_t blocks, const uint8_t* from) {
+  // The walk is over memory that is ours to write.
+  BlockWalk<format> walk(panel);
+  for (int64_t index = 0; index < blocks; ++index, walk.next()) {
+    auto* block = const_cast<uint8_t*>(walk.block);
+    uint8_t* scales = block + values_bytes(format);
+    if constexpr (has_header(format)) {
+      const int64_t part = index % super_blocks;
+      auto* header = const_cast<uint8_t*>(walk.header);
+      put_values<format>(block, column, super_values(kind, from, part));
+      if constexpr (format == WeightFormat::q6_k) {
+        std::memcpy(header + column * 2, from + 208, 2);
+        for (int64_t half = 0; half < 2; ++half) scales[half * 32 + column] = from[192 + part * 2 + half];
+      } else {
+        std::memcpy(header + column * 2, from, 2);
+        std::memcpy(header + 64 + column * 2, from + 2, 2);
+        six_bit_scales(from + 4, part, scales[column], scales[32 + column]);
+      }
+      if (part + 1 == super_blocks) from += source_bytes(kind);
+    } else {
+      put_values<format>(block, column, simple_values(kind, from));
+      std::memcpy(scales + column * 2, from, 2);
+      if (has_minimum(format)) std::memcpy(scales + 64 + column * 2, from + 2, 2);
+      from += source_bytes(kind);
+    }
+  }
 }
 
 }  // namespace
 
 void pack_blocks(PackedWeight& weight, const uint8_t* rows, int64_t row_begin, int64_t row_end) {
-  const int64_t blocks = weight.k / block_values;
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    uint8_t* panel = weight.data.as<uint8_t>() + row / panel_columns * weight.panel_bytes;
-    for (int64_t block = 0; block < blocks; ++block) {
-      pack_block(weight.format, rows, panel + block * block_bytes(weight.format), row % panel_columns);
-      rows += source_bytes(weight.format);
+  if (weight.format == WeightFormat::mixed) {
+    auto part = weight.parts.begin();
+    for (; row_begin >= part->n; ++part) {
+      row_begin -= part->n;
+      row_end -= part->n;
     }
+    assert(row_end <= part->n);  // a tensor's rows have one format
+    return pack_blocks(*part, rows, row_begin, row_end);
   }
+  const WeightFormat kind = weight.format;
+  assert(kind != WeightFormat::q8_minimum);
+  const int64_t blocks = weight.k / block_values;
+  const int64_t row_bytes = blocks / (header_bytes(weight.format) == 0 ? 1 : super_blocks) * source_bytes(kind);
+  with_block_format(weight.format, [&](auto format) {
+    for (int64_t row = row_begin; row < row_end; ++row, rows += row_bytes) {
+      uint8_t* panel = weight.data.as<uint8_t>() + row / panel_columns * weight.panel_bytes;
+      pack_row<decltype(format)::value>(kind, panel, row % panel_columns, blocks, rows);
+    }
+  });
 }
 
 void unpack_blocks_row(const PackedWeight& weight, int64_t row, float* into) {
   const int64_t column = row % panel_columns;
-  const uint8_t* panel_block = weight.data.as<uint8_t>() + row / panel_columns * weight.panel_bytes;
-  for (int64_t block = 0; block < weight.k / block_values; ++block) {
-    const uint8_t* scales = panel_block + values_bytes(weight.format);
-    const float d = half_at(scales + column * 2);
-    const float m = weight.format == WeightFormat::q4_1 ? half_at(scales + 64 + column * 2) : 0.0f;
-    for (int64_t k = 0; k < block_values; ++k) {
-      const int64_t at = k / 4 * line_bytes + column % 16 * 4 + k % 4;
-      if (weight.format == WeightFormat::q8_0) {
-        *into++ = static_cast<float>(static_cast<int8_t>(panel_block[column / 16 * 512 + at])) * d;
-      } else {
-        const int nibble = column < 16 ? panel_block[at] & 15 : panel_block[at] >> 4;
-        *into++ = weight.format == WeightFormat::q4_0 ? static_cast<float>(nibble - 8) * d : static_cast<float>(nibble) * d + m;
+  with_block_format(weight.format, [&](auto constant) {
+    constexpr WeightFormat format = decltype(constant)::value;
+    BlockWalk<format> walk(weight.data.as<uint8_t>() + row / panel_columns * weight.panel_bytes);
+    for (int64_t block = 0; block < weight.k / block_values; ++block, walk.next()) {
+      for (int64_t k = 0; k < block_values; ++k) {
+        const float value = static_cast<float>(value_at(walk, column, k)) * scale_at(walk, column, k);
+        *into++ = has_minimum(format) ? value + minimum_at(walk, column) : value;
       }
     }
-    panel_block += block_bytes(weight.format);
-  }
+  });
 }
 
 }  // namespace trivet

@@ -1,52 +1,38 @@
-// Products with weights in GGUF blocks, and their activations, without any instruction set.
+// Products with weights in blocks, and their activations, without any instruction set.
 #include <cstring>
 
-#include "matmul_blocks.h"
+#include "block_values.h"
 #include "quantise.h"
 
 namespace trivet {
 namespace {
 
-float half_at(const uint8_t* at) {
-  _Float16 value;
-  std::memcpy(&value, at, 2);
-  return static_cast<float>(value);
-}
-
-// Value i of group `group` (k = 4 * group + i) as it enters the integer dot product.
-int weight_at(WeightFormat format, const uint8_t* block, int64_t column, int64_t group, int64_t i) {
-  const int64_t at = group * line_bytes + column % 16 * 4 + i;
-  if (format == WeightFormat::q8_0) return static_cast<int8_t>(block[column / 16 * 512 + at]);
-  const int nibble = column < 16 ? block[at] & 15 : block[at] >> 4;
-  return format == WeightFormat::q4_0 ? nibble - 8 : nibble;
-}
-
-void row_times_panel(const MatmulTask& task, int64_t row, const uint8_t* block, float* sums) {
-  const WeightFormat format = task.weight.format;
-  for (int64_t index = 0; index < task.weight.k / block_values; ++index, block += block_bytes(format)) {
-    const auto* x = reinterpret_cast<const int8_t*>(block_of(task.x, row, index));
-    const int64_t place = scale_index(task.x, row, index);
+template <WeightFormat format>
+void row_times_panel(const MatmulTask& task, int64_t row, const uint8_t* panel, float* sums) {
+  constexpr int64_t count = scale_values(format);
+  BlockWalk<format> walk(panel);
+  for (int64_t block = 0; block < task.x.steps; ++block, walk.next()) {
+    const auto* x = reinterpret_cast<const int16_t*>(task.x.line(row, block));
+    const int64_t place = scale_index(task.x, row, block);
     const float scale = task.x.scales.as<float>()[place];
     const float row_sum = scale * static_cast<float>(task.x.sums.as<int32_t>()[place]);
-    const uint8_t* scales = block + values_bytes(format);
     for (int64_t column = 0; column < panel_columns; ++column) {
-      int dot = 0;
-      for (int64_t group = 0; group < line_groups; ++group) {
-        for (int64_t i = 0; i < 4; ++i) dot += x[group * 4 + i] * weight_at(format, block, column, group, i);
+      for (int64_t begin = 0; begin < block_values; begin += count) {
+        int dot = 0;
+        for (int64_t k = begin; k < begin + count; ++k) dot += x[pair_order(k)] * value_at(walk, column, k);
+        sums[column] += static_cast<float>(dot) * (scale_at(walk, column, begin) * scale);
       }
-      sums[column] += static_cast<float>(dot) * (half_at(scales + column * 2) * scale);
-      if (format == WeightFormat::q4_1) sums[column] += half_at(scales + 64 + column * 2) * row_sum;
+      if (has_minimum(format)) sums[column] += minimum_at(walk, column) * row_sum;
     }
   }
 }
 
-}  // namespace
-
-void matmul_blocks_plain(const MatmulTask& task) {
+template <WeightFormat format>
+void matmul_format(const MatmulTask& task) {
   for (int64_t panel = task.range.panel_begin; panel < task.range.panel_end; ++panel) {
     for (int64_t row = task.range.row_begin; row < task.range.row_end; ++row) {
       float values[panel_columns] = {};
-      row_times_panel(task, row, task.panel(panel), values);
+      row_times_panel<format>(task, row, task.panel(panel), values);
       float* out = task.out_at(row, panel);
       for (int64_t i = 0; i < task.columns(panel); ++i) {
         out[i] = task.output == Output::add ? out[i] + values[i] : values[i];
@@ -55,19 +41,47 @@ void matmul_blocks_plain(const MatmulTask& task) {
   }
 }
 
-void prepare_blocks_plain(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    for (int64_t block = 0; block < into.k / block_values; ++block) {
-      const float* from = x + row * ldx + block * block_values;
-      const QuantisationScale scale = scale_for(largest_magnitude_bits(from, block_values));
-      auto* to = reinterpret_cast<int8_t*>(into.line(row, block / 2) + block % 2 * 32);
+}  // namespace
+
+void matmul_blocks_plain(const MatmulTask& task) {
+  with_block_format(task.weight.format, [&](auto format) { matmul_format<decltype(format)::value>(task); });
+}
+
+namespace {
+
+// Rows and blocks of activations; x points at row 0 of the first block.
+struct BlockRange {
+  int64_t row_begin, row_end, block_begin, block_end;
+};
+
+void prepare_range(Activations& into, const float* x, int64_t ldx, const BlockRange& range) {
+  for (int64_t row = range.row_begin; row < range.row_end; ++row) {
+    for (int64_t block = range.block_begin; block < range.block_end; ++block) {
+      const float* from = x + row * ldx + (block - range.block_begin) * block_values;
+      const QuantisationScale scale = scale_for(largest_magnitude_bits(from, block_values), block_levels);
+      auto* to = reinterpret_cast<int16_t*>(into.line(row, block));
       int32_t sum = 0;
-      for (int64_t i = 0; i < block_values; ++i) sum += to[i] = quantise(from[i], scale);
+      for (int64_t i = 0; i < block_values; ++i) {
+        const int32_t value = quantise(from[i], scale);
+        to[pair_order(i)] = static_cast<int16_t>(value);
+        sum += value;
+      }
       const int64_t place = scale_index(into, row, block);
       into.scales.as<float>()[place] = scale.scale;
       into.sums.as<int32_t>()[place] = sum;
     }
   }
+}
+
+}  // namespace
+
+void prepare_blocks_plain(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
+  prepare_range(into, x, ldx, {row_begin, row_end, 0, into.steps});
+}
+
+void prepare_blocks_columns_plain(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
+                                  int64_t column_end) {
+  prepare_range(into, x, ldx, {0, rows, column_begin / block_values, column_end / block_values});
 }
 
 }  // namespace trivet

@@ -32,11 +32,27 @@ constexpr int64_t step_bytes = panel_columns * line_bytes;
 // After the steps of an i8 panel: 32 float scales, then 32 int32 sums of each column's values.
 constexpr int64_t i8_tail_bytes = 2 * panel_columns * 4;
 constexpr int64_t block_values = 32;
-// A block of a panel: quantised values, then 32 half-precision d, then (q4_1) 32 half-precision m.
+constexpr int64_t super_blocks = 8;  // blocks that share a header
+// Bytes of a block of a panel, and of the header before every eighth block (matmul_blocks.h).
 constexpr int64_t block_bytes(WeightFormat format) {
-  return format == WeightFormat::q8_0 ? 1024 + 64 : format == WeightFormat::q4_1 ? 512 + 128 : 512 + 64;
+  switch (format) {
+    case WeightFormat::q4_0:
+    case WeightFormat::q4_k:
+      return 512 + 64;
+    case WeightFormat::q4_1:
+      return 512 + 128;
+    case WeightFormat::q5_1:
+    case WeightFormat::q8_minimum:
+      return 1024 + 128;
+    default:
+      return 1024 + 64;
+  }
+}
+constexpr int64_t header_bytes(WeightFormat format) {
+  return format == WeightFormat::q6_k ? 64 : format == WeightFormat::q4_k || format == WeightFormat::q5_k ? 128 : 0;
 }
 
+void quantise_row(PackedWeight& weight, int64_t row, const float* values);  // q8_minimum
 void unpack_blocks_row(const PackedWeight& weight, int64_t row, float* into);
 
 // Memory of the calling thread, on a 64-byte line, until the next call; grows on the first use of a larger size.
@@ -56,6 +72,7 @@ void prepare_f32_plain(Activations&, const float*, int64_t, int64_t, int64_t);
 void prepare_bf16_plain(Activations&, const float*, int64_t, int64_t, int64_t);
 void prepare_i8_plain(Activations&, const float*, int64_t, int64_t, int64_t);
 void prepare_blocks_plain(Activations&, const float*, int64_t, int64_t, int64_t);
+void prepare_blocks_columns_plain(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
 void prepare_f32_columns_plain(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
 void prepare_bf16_columns_plain(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
 
@@ -64,6 +81,8 @@ void matmul_f32_avx2(const MatmulTask&);
 void matmul_bf16_avx2(const MatmulTask&);
 void matmul_i8_avx2(const MatmulTask&);
 void matmul_blocks_avx2(const MatmulTask&);
+void prepare_blocks_avx2(Activations&, const float*, int64_t, int64_t, int64_t);
+void prepare_blocks_columns_avx2(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
 
 void matmul_f32_avx512(const MatmulTask&);
 void matmul_bf16_avx512(const MatmulTask&);    // needs AVX512-BF16
@@ -74,6 +93,7 @@ void prepare_bf16_columns_avx512(Activations&, const float*, int64_t, int64_t, i
 void prepare_i8_avx512(Activations&, const float*, int64_t, int64_t, int64_t);  // values + 128, unsigned
 void prepare_i8_amx(Activations&, const float*, int64_t, int64_t, int64_t);
 void prepare_blocks_avx512(Activations&, const float*, int64_t, int64_t, int64_t);
+void prepare_blocks_columns_avx512(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
 
 void matmul_bf16_amx(const MatmulTask&);
 void matmul_i8_amx(const MatmulTask&);

@@ -39,7 +39,7 @@ void pack_row_i8(uint8_t* panel, int64_t column, const float* row, int64_t k, in
   const QuantisationScale scale = scale_for(largest_magnitude_bits(row, k));
   int32_t sum = 0;
   for (int64_t i = 0; i < k; ++i) {
-    const int8_t value = quantise(row[i], scale);
+    const auto value = static_cast<int8_t>(quantise(row[i], scale));
     group_of(panel, column, i / 4)[i % 4] = static_cast<uint8_t>(value);
     sum += value;
   }
@@ -58,7 +58,8 @@ void pack_f32(PackedWeight& weight, const float* rows, int64_t row_begin, int64_
       case WeightFormat::f32: pack_row_f32(panel, column, rows, weight.k); break;
       case WeightFormat::bf16: pack_row_bf16(panel, column, rows, weight.k); break;
       case WeightFormat::i8: pack_row_i8(panel, column, rows, weight.k, weight.steps); break;
-      default: assert(false && "block formats are packed from their own blocks");
+      case WeightFormat::q8_minimum: quantise_row(weight, row, rows); break;
+      default: assert(false && "the other block formats are packed from their own blocks");
     }
   }
 }

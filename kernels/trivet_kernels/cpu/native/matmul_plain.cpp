@@ -123,7 +123,7 @@ void prepare_i8_plain(Activations& into, const float* x, int64_t ldx, int64_t ro
     for (int64_t step = 0; step < into.steps; ++step) {
       const int64_t values = std::min<int64_t>(64, into.k - step * 64);
       auto* to = reinterpret_cast<int8_t*>(into.line(row, step));
-      for (int64_t i = 0; i < values; ++i) to[i] = quantise(from[step * 64 + i], scale);
+      for (int64_t i = 0; i < values; ++i) to[i] = static_cast<int8_t>(quantise(from[step * 64 + i], scale));
     }
   }
 }

@@ -1,4 +1,4 @@
-// Conversion of activations to bf16 and int8 lines on 512-bit vectors.
+// Conversion of activations to bf16 and int8 lines, and to those of block formats, on 512-bit vectors.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -72,20 +72,45 @@ void prepare_i8_amx(Activations& into, const float* x, int64_t ldx, int64_t row_
   prepare_i8(into, x, ldx, row_begin, row_end, 0);
 }
 
-void prepare_blocks_avx512(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    for (int64_t block = 0; block < into.k / block_values; ++block) {
-      const float* from = x + row * ldx + block * block_values;
-      uint8_t* to = into.line(row, block / 2) + block % 2 * 32;
-      const QuantisationScale scale = scale_for(largest_bits(from, block_values));
-      const __m512i low = quantised(from, 16, scale), high = quantised(from + 16, 16, scale);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(low));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(high));
+namespace {
+
+// Rows and blocks of activations; x points at row 0 of the first block.
+struct BlockRange {
+  int64_t row_begin, row_end, block_begin, block_end;
+};
+
+void prepare_range(Activations& into, const float* x, int64_t ldx, const BlockRange& range) {
+  const __m512i half_step = _mm512_set1_epi32(8);
+  for (int64_t row = range.row_begin; row < range.row_end; ++row) {
+    for (int64_t block = range.block_begin; block < range.block_end; ++block) {
+      const float* from = x + row * ldx + (block - range.block_begin) * block_values;
+      uint8_t* to = into.line(row, block);
+      const QuantisationScale scale = scale_for(largest_bits(from, block_values), block_levels);
+      __m512i sum = _mm512_setzero_si512();
+      for (int64_t i = 0; i < block_values; i += 16) {
+        const __m512i values = quantised(from + i, 16, scale);
+        const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(values, half_step), 4);
+        const __m512i lower = _mm512_sub_epi32(values, _mm512_slli_epi32(upper, 4));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm512_cvtepi32_epi8(upper));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 32 + i), _mm512_cvtepi32_epi8(lower));
+        sum = _mm512_add_epi32(sum, values);
+      }
       const int64_t place = scale_index(into, row, block);
       into.scales.as<float>()[place] = scale.scale;
-      into.sums.as<int32_t>()[place] = _mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+      into.sums.as<int32_t>()[place] = _mm512_reduce_add_epi32(sum);
     }
   }
+}
+
+}  // namespace
+
+void prepare_blocks_avx512(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
+  prepare_range(into, x, ldx, {row_begin, row_end, 0, into.steps});
+}
+
+void prepare_blocks_columns_avx512(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
+                                   int64_t column_end) {
+  prepare_range(into, x, ldx, {0, rows, column_begin / block_values, column_end / block_values});
 }
 
 }  // namespace trivet

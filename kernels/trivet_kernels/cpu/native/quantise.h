@@ -1,4 +1,4 @@
-// Symmetric int8 quantisation of activations, the same to the bit in every instruction set.
+// Symmetric quantisation of activations, the same to the bit in every instruction set: to int8, or to 12 bits.
 //
 // Magnitudes are compared as the bits of their floats, where NaN and infinity come out on top: such values give a NaN
 // scale and zeros, so the outputs that depend on them become NaN and nothing is converted out of range.
@@ -13,7 +13,7 @@
 namespace trivet {
 
 struct QuantisationScale {
-  float scale;    // value = scale * int8
+  float scale;    // value = scale * integer
   float inverse;  // 0 where all values are to become 0
 };
 
@@ -27,17 +27,20 @@ static inline uint32_t largest_magnitude_bits(const float* values, int64_t count
   return largest;
 }
 
-static inline QuantisationScale scale_for(uint32_t largest_bits) {
+// Levels on each side of 0.
+constexpr float int8_levels = 127.0f, block_levels = 127.0f * 16.0f;
+
+static inline QuantisationScale scale_for(uint32_t largest_bits, float levels = int8_levels) {
   if (largest_bits >= 0x7f800000u) return {std::numeric_limits<float>::quiet_NaN(), 0.0f};
   float largest;
   std::memcpy(&largest, &largest_bits, 4);
   if (largest < 1e-30f) return {0.0f, 0.0f};  // below, the inverse overflows
-  return {largest / 127.0f, 127.0f / largest};
+  return {largest / levels, levels / largest};
 }
 
-static inline int8_t quantise(float value, QuantisationScale scale) {
-  // Not value * 0 for NaN and infinity; |value * inverse| cannot round above 127.
-  return scale.inverse == 0.0f ? int8_t{0} : static_cast<int8_t>(std::nearbyint(value * scale.inverse));
+static inline int32_t quantise(float value, QuantisationScale scale) {
+  // Not value * 0 for NaN and infinity; |value * inverse| cannot round above the levels.
+  return scale.inverse == 0.0f ? 0 : static_cast<int32_t>(std::nearbyint(value * scale.inverse));
 }
 
 }  // namespace trivet
