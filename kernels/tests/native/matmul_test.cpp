@@ -112,12 +112,10 @@ static void check(WeightFormat f, int64_t n, int64_t k, int64_t m, unsigned seed
       double tq = 0;  // activations are off by half a step of their block
       if (blocks) {
         for (int64_t b = 0; b < k; b += 32) {
-          double a = 0, ws = 0, xs = 0, wa = 0;
+          double a = 0, ws = 0;
           for (int64_t t = b; t < b + 32; ++t) {
             a = std::max(a, double(std::fabs(x[i * k + t])));
-            wa = std::max(wa, double(std::fabs(w[j * k + t])));
             ws += std::fabs(w[j * k + t]);
-            xs += std::fabs(x[i * k + t]);
           }
           tq += a / (2 * 2032) * ws;
         }
@@ -145,6 +143,13 @@ static void check(WeightFormat f, int64_t n, int64_t k, int64_t m, unsigned seed
       run(p, xs, k, c, o, ldo, 1);
       if (memcmp(o.data(), out.data() + at * ldo, o.size() * 4)) fail("batch", f, n, k, m, part, at);
     }
+  if (can_prepare_columns(f)) {
+    Activations a(f, m, k);
+    for (int64_t c = 0; c < k; c += 64) prepare_columns(a, x.data() + c, k, m, c, std::min(c + 64, k));
+    other.assign(m * ldo, -7.0f);
+    matmul(p, a, {0, m, 0, p.panels}, other.data(), ldo, Output::store);
+    if (memcmp(other.data(), out.data(), out.size() * 4)) fail("columns", f, n, k, m, 0, 0);
+  }
   other.assign(m * ldo, 0.25f);
   run(p, x, k, m, other, ldo, 2, Output::add);
   for (int64_t i = 0; i < m; ++i)
