@@ -4,9 +4,10 @@ import torch
 from torch import nn
 from trivet_kernels.cpu.decoder import WeightFormat
 from trivet_kernels.cpu.operators import PackedWeight, linear, packed_rows
+from trivet_proto.errors import ErrorKind, TrivetError
 
 from trivet_worker.layers.linear import Embedding
-from trivet_worker.weights.packed_rows import PackedRows
+from trivet_worker.weights.packed_rows import Formats, PackedRows
 from trivet_worker.weights.placement import Target
 
 
@@ -60,13 +61,20 @@ class WideEmbedding(Embedding):
 
 
 class PackedLayers:
-    """Weights in the formats of the layers and of the head; an embedding of its own in `dtype`."""
+    """Weights in the formats of the layers and of the head; an embedding of its own in `dtype`. Raises FAILED_PRECONDITION."""
 
     activation_dtype = torch.float32
 
-    def __init__(self, dtype: torch.dtype, formats: tuple[WeightFormat, WeightFormat]) -> None:
+    def __init__(self, dtype: torch.dtype, formats: Formats) -> None:
+        if formats.layers is WeightFormat.MIXED:
+            raise TrivetError(
+                ErrorKind.FAILED_PRECONDITION,
+                "quantization gguf: the file keeps its layers in several kinds of blocks, which takes a whole native step, and this "
+                "model runs layer by layer. Take quantization none or int8",
+                param="quantization",
+            )
         self._dtype = dtype
-        self._format, self._head_format = formats
+        self._format, self._head_format = formats.layers, formats.head
 
     def linear(self, inputs: int, outputs: tuple[int, ...], *, bias: bool) -> PackedLinear:
         return PackedLinear(inputs, outputs, bias=bias, format=self._format)
