@@ -84,6 +84,7 @@ async def watch(processes: dict[str, psutil.Process], sizes: dict[str, list[floa
 
 
 @pytest.mark.long
+@pytest.mark.timeout(60 * MINUTES + 600)
 async def test_memory_comes_to_rest_under_random_requests() -> None:
     """What a window's median says is compared, not its peaks: a long prompt's logits are 25 MiB while they are needed."""
     async with deployed("--num-kv-blocks", str(BLOCKS), dtype="auto") as server:

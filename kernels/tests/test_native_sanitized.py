@@ -11,6 +11,7 @@ SCRIPT = Path(__file__).parents[1] / "sanitize.py"
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1300)
 @pytest.mark.skipif(not LIBRARY.exists(), reason="the native operators are not built here")
 def test_random_use_of_the_native_operators_is_sound() -> None:
     answer = subprocess.run([sys.executable, str(SCRIPT), "--minutes", "0.33"], capture_output=True, text=True, check=False, timeout=1200)
