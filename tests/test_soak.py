@@ -22,6 +22,7 @@ CLIENTS = 6
 WINDOWS = 6
 MOST_GROWTH_MIB = 20
 LOOK_EVERY_S = 0.5
+SETTLING_S = 60  # of the same requests, before anything is compared
 BLOCKS, TOKENS_PER_BLOCK = 400, 16
 
 
@@ -69,6 +70,12 @@ async def keep_asking(server: Deployment, number: int, until: float) -> int:
     return asked
 
 
+async def keep_all_asking(server: Deployment, seconds: float) -> int:
+    """Returns how many requests that were."""
+    until = asyncio.get_running_loop().time() + seconds
+    return sum(await asyncio.gather(*(keep_asking(server, number, until) for number in range(CLIENTS))))
+
+
 async def touch_the_cache(server: Deployment) -> None:
     """Memory that was never written takes nothing yet, so all blocks are written before anything is compared."""
     async with calling(server.base_url) as gateway:
@@ -91,13 +98,13 @@ async def test_memory_comes_to_rest_under_random_requests() -> None:
         await touch_the_cache(server)
         processes = {service: server.process_of(service) for service in ("worker", "scheduler", "frontend")}
         sizes: dict[str, list[float]] = {service: [] for service in processes}
+        await keep_all_asking(server, SETTLING_S)
         watching = asyncio.create_task(watch(processes, sizes))
-        until = asyncio.get_running_loop().time() + 60 * MINUTES
-        asked = await asyncio.gather(*(keep_asking(server, number, until) for number in range(CLIENTS)))
+        asked = await keep_all_asking(server, 60 * MINUTES)
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
-    print(f"{sum(asked)} requests")
+    print(f"{asked} requests")
     for service, values in sizes.items():
         width = len(values) // WINDOWS
         medians = [statistics.median(values[width * window : width * (window + 1)]) for window in range(WINDOWS)]
