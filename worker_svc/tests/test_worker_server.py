@@ -116,9 +116,9 @@ async def test_progress_is_the_age_of_the_step_that_computes(serving, party, dri
     own.cancel()
     release, execute = threading.Event(), driver.runner.execute
 
-    def slow(step: worker_pb2.Step) -> worker_pb2.StepResult:
+    def slow(step: worker_pb2.Step, has_news: Callable[[], bool]) -> worker_pb2.StepResult:
         assert release.wait(DEADLINE_S)
-        return execute(step)
+        return execute(step, has_news)
 
     monkeypatch.setattr(driver.runner, "execute", slow)
     async with serving(drain_timeout=0.0, step_limit=0.05) as worker:
