@@ -37,6 +37,7 @@ def test_the_page_has_every_measurement() -> None:
     assert SMALL.keys() <= shown <= SUBCOMMANDS.keys()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [command for command in COMMANDS if shlex.split(command)[2] in SMALL])
 def test_a_command_of_the_page_prints_its_table(server: Deployment, command: str, tmp_path: Path) -> None:
     _, _, name, *flags = shlex.split(command.replace(ADDRESS, server.base_url))

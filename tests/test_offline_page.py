@@ -21,6 +21,7 @@ def test_every_block_is_a_program() -> None:
     assert len(BLOCKS) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", [text for _, text in BLOCKS], ids=title_before)
 def test_a_program_of_the_page_prints_text_and_complains_of_nothing(script: str) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TRIVET_")}
