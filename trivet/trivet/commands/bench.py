@@ -6,7 +6,6 @@ something failed on the way.
 
 import argparse
 import importlib
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Never, Protocol
@@ -72,8 +71,6 @@ def run(argv: Sequence[str]) -> int:
     # After -- come the flags of what is started, which are not ours to read.
     words = list(argv[1:])
     own, passed_on = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
-    # Told to end, it ends what it has started as well, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     module: Measurement = importlib.import_module(subcommand.module)
     parser = Parser(
         prog=f"trivet bench {argv[0]}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
