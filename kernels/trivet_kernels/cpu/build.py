@@ -6,6 +6,7 @@ It runs when the package is installed. Nothing of torch or Python is linked: a C
 decided when the library is loaded, so that it works on every processor of its architecture.
 """
 
+import hashlib
 import os
 import platform
 import shutil
@@ -35,11 +36,11 @@ class BuildFailed(Exception):
 
 
 def build(*, extra: Sequence[str] = (), library: Path = LIBRARY) -> Path:
-    """Compile what is newer than the library; `extra` flags go to every file (sanitizers). Raises BuildFailed."""
-    sources = sorted(SOURCES.glob("*.cpp"), key=_demands)
-    newest = max(path.stat().st_mtime for path in (*sources, *SOURCES.glob("*.h"), Path(__file__)))
-    if library.exists() and library.stat().st_mtime >= newest:
+    """Compile unless the library is of these sources and flags; `extra` flags go to every file (sanitizers). Raises BuildFailed."""
+    origin, noted = _origin(extra), library.with_suffix(".origin")
+    if library.exists() and noted.exists() and noted.read_text() == origin:
         return library
+    sources = sorted(SOURCES.glob("*.cpp"), key=_demands)
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise BuildFailed("there is no C++ compiler (g++ or clang++, or one named by CXX)")
@@ -57,7 +58,16 @@ def build(*, extra: Sequence[str] = (), library: Path = LIBRARY) -> Path:
         fresh = library.with_suffix(f".{os.getpid()}.so")
         _run([compiler, "-shared", "-pthread", *extra, "-o", str(fresh), *map(str, objects)])
         fresh.replace(library)
+    noted.write_text(origin)
     return library
+
+
+def _origin(extra: Sequence[str]) -> str:
+    """What a library is made of, as a hash. Times do not tell: a copied library is newer than the sources that it is not of."""
+    digest = hashlib.sha256(" ".join(extra).encode())
+    for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"), Path(__file__))):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _flags(source: Path) -> tuple[str, ...]:
