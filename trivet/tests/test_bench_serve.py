@@ -1,6 +1,7 @@
 """`trivet bench serve` against a real frontend and scheduler with a mock worker behind them: figures that add up, files, exit codes."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -198,6 +199,21 @@ def test_a_peer_is_started_weighed_interleaved_and_stopped(bench: Bench, url: st
     assert all(process["pss_mib"] > 0 and process["peak_rss_mib"] > 0 for process in peer["processes"])
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", int(peer["url"].rpartition(":")[2]))) != 0
+
+
+def test_what_it_started_ends_with_it_when_it_is_told_to_end(url: str, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    peer = f"import os, pathlib, time; pathlib.Path({str(told)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    command = [sys.executable, "-m", "trivet", "bench", "serve", "--url", url, "--against", f'silent={sys.executable} -c "{peer}" {{port}}']
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + WITHIN_S
+        while not (told.exists() and told.read_text()):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)  # between two looks
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WITHIN_S) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{told.read_text()}").exists()
 
 
 def test_a_peer_that_ends_instead_of_serving_is_an_error_with_its_last_words(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from trivet_proto.errors import invalid
 
 from trivet.bench.flags import numbers
 from trivet.bench.report import check_outputs, draw, show_table, write_json
 from trivet.bench.services.frontend_load import FrontendOrder, measure_all
+from trivet.bench.told_to_end import run_until_told
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_outputs(arguments.json, arguments.plot)
     # A socket's path has room for about 100 characters.
     with tempfile.TemporaryDirectory(prefix="trivet-") as folder:
-        figures = uvloop.run(measure_all(order, Path(folder)))
+        figures = run_until_told(measure_all(order, Path(folder)))
     columns = ("clients", "answers", "requests/s", "tokens/s", "CPU µs/token", "frontend CPU", "mock CPU", "failed")
     show_table(f"one frontend, answers of {order.tokens} tokens; CPU of one core", columns, [each.row() for each in figures])
     content: dict[str, Any] = {"tokens": order.tokens, "frontend": [asdict(each) for each in figures]}

@@ -14,13 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from trivet_proto.errors import invalid
 
 from trivet.bench.flags import numbers, words
 from trivet.bench.report import check_outputs, draw, progress_bar, show_table, write_json
 from trivet.bench.services.core_step import CASES, Timing, measure, milliseconds
 from trivet.bench.services.scheduler_load import SchedulerFigures, SchedulerOrder, measure_all
+from trivet.bench.told_to_end import run_until_told
 
 PARTS = ("service", "core")
 SERVICE_COLUMNS = ("requests", "steps/s", "tokens/s", "CPU ms/step", "CPU µs/token", "scheduler CPU", "worker CPU")
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "service" in arguments.only:
         # A socket's path has room for about 100 characters.
         with tempfile.TemporaryDirectory(prefix="trivet-") as folder:
-            service = uvloop.run(measure_all(order, Path(folder)))
+            service = run_until_told(measure_all(order, Path(folder)))
         title = f"one scheduler, {order.workers} mock workers, prompts of {order.prompt} tokens; CPU of one core"
         show_table(title, SERVICE_COLUMNS, [figures.row() for figures in service])
     if "core" in arguments.only:

@@ -19,7 +19,6 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from trivet_proto.errors import invalid
 
 from trivet.bench.load.arrivals import Arrivals
@@ -30,6 +29,7 @@ from trivet.bench.report import check_outputs, draw, write_json
 from trivet.bench.serve_report import as_json, show
 from trivet.bench.serve_run import Order, measure
 from trivet.bench.server_under_test import ServerPlan
+from trivet.bench.told_to_end import run_until_told
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     order = check(arguments)
     check_outputs(arguments.json, arguments.plot)
-    servers, runs = uvloop.run(measure(order))
+    servers, runs = run_until_told(measure(order))
     show(order, servers, runs)
     content = as_json(order, servers, runs)
     write_json(arguments.json, "serve", content)
