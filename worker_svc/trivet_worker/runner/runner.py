@@ -8,7 +8,6 @@ blocks, blocks zeroed) holds whatever its status; what a failed or skipped step 
 After a failure every step is skipped until one says `resync`.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from trivet_kernels.api import Operators
 from trivet_kernels.cpu.sampling import SamplingRows
 from trivet_proto.errors import ErrorKind, TrivetError
-from trivet_proto.packing import pack_f32, pack_i32, pack_u8, pack_u32
+from trivet_proto.packing import pack_i32, pack_u32
 from trivet_proto.v1 import types_pb2, worker_pb2
 
 from trivet_worker.attention.caches import allocate_caches, copy_blocks, zero_blocks
@@ -28,15 +27,12 @@ from trivet_worker.models.model import Model
 from trivet_worker.runner.batch import PersistentBatch, as_index
 from trivet_worker.runner.inputs import ModelInputs, Rows, build_inputs
 from trivet_worker.runner.limits import RunnerLimits
+from trivet_worker.runner.replies import logprobs_message, put_failure, put_sampled
 from trivet_worker.runner.steady import SteadyDecodes
 from trivet_worker.runner.step_check import CheckedStep, check_step
-from trivet_worker.sampling.logprobs import TokenLogprobs
 from trivet_worker.sampling.processors import ActiveProcessors, LogitsProcessor
 from trivet_worker.sampling.sampler import Sampled, Sampler, choose_operators
 
-logger = logging.getLogger(__name__)
-
-OUT_OF_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")  # as torch says it
 NO_BLOCKS = np.zeros(0, dtype=np.int64)
 PROMPT_LOGITS_ROWS = 32  # logits of so many prompt positions at a time: 6 MB for a vocabulary of 49 152, and several times that beside them
 
@@ -126,7 +122,7 @@ class ModelRunner:
         return self._config is not None and not self._caches
 
     def sleep(self, level: int) -> None:
-        """Give back the memory of the KV cache (level 1), and of the weights (level 2). Raises FAILED_PRECONDITION, UNIMPLEMENTED."""
+        """Give back the memory of the KV cache (level 1), and of the weights (level 2). Raises UNIMPLEMENTED."""
         if level > 1 and self._load is None:
             raise TrivetError(ErrorKind.UNIMPLEMENTED, f"level {level}: this worker cannot load its weights again")
         self._batch.clear()
@@ -184,7 +180,7 @@ class ModelRunner:
             may_go_on = self._run(step, result, started)
         except Exception as error:  # what it held is freed with its frames, when this block is left
             self._failed_step, self._at_hand, self._steady = step.number, None, None
-            _fail(result, error)
+            put_failure(result, error)
             return result
         left = step.iterations - 1 - step.iteration
         if left and may_go_on and not has_news():
@@ -239,8 +235,8 @@ class ModelRunner:
                 self._report_prompts(rows, inputs, output.hidden, result)
         computed = time.perf_counter()
         sampled = self._sample(output.logits, rows.slots[sampling]) if sampling.size else None
-        self._reply(rows, sampling, sampled, result)
         if sampled is not None:
+            put_sampled(result, len(rows.slots), sampling, sampled)
             self._feed_back(rows.slots[sampling], sampled)
         done = time.perf_counter()
         timing = result.timing
@@ -284,60 +280,9 @@ class ModelRunner:
                 targets = batch.token_ids[slot, begin:end]
                 picked = self._sampler.prompt_logprobs(logits, targets, slot, int(batch.prompt_logprobs[slot]))
                 result.prompt_logprobs.append(
-                    worker_pb2.PromptLogprobChunk(handle=int(rows.handles[row]), first_position=begin, logprobs=_logprobs_message(picked))
+                    worker_pb2.PromptLogprobChunk(handle=int(rows.handles[row]), first_position=begin, logprobs=logprobs_message(picked))
                 )
-
-    def _reply(self, rows: Rows, sampling: NDArray[np.int64], sampled: Sampled | None, result: worker_pb2.StepResult) -> None:
-        if sampled is not None:
-            counts = np.zeros(len(rows.slots), dtype=np.int32)
-            good = sampled.flags == 0
-            counts[sampling[good]] = 1
-            result.token_counts = pack_i32(counts)
-            result.token_ids = pack_i32(sampled.tokens[good])
-            if sampled.flags.any():
-                flags = np.zeros(len(rows.slots), dtype=np.uint8)
-                flags[sampling] = sampled.flags
-                result.flags = pack_u8(flags)
-            if sampled.logprobs is not None:
-                kept = good[sampled.logprob_rows]
-                result.logprob_rows = pack_i32(sampling[sampled.logprob_rows[kept]])
-                result.logprobs.CopyFrom(_logprobs_message(_keep(sampled.logprobs, kept)))
-
-
-def _keep(logprobs: TokenLogprobs, kept: NDArray[np.bool_]) -> TokenLogprobs:
-    if kept.all():
-        return logprobs
-    entries = np.repeat(kept, logprobs.counts)
-    return TokenLogprobs(logprobs.counts[kept], logprobs.token_ids[entries], logprobs.values[entries], logprobs.ranks[kept])
-
-
-def _logprobs_message(logprobs: TokenLogprobs) -> types_pb2.Logprobs:
-    return types_pb2.Logprobs(
-        counts=pack_i32(logprobs.counts),
-        token_ids=pack_i32(logprobs.token_ids),
-        values=pack_f32(logprobs.values),
-        ranks=pack_i32(logprobs.ranks),
-    )
 
 
 def _microseconds(seconds: float) -> int:
     return int(seconds * 1e6)
-
-
-def _fail(result: worker_pb2.StepResult, error: Exception) -> None:
-    """Nothing of this iteration counts. Retryable for want of memory, since a smaller step may fit; else it would only fail again."""
-    failed = worker_pb2.StepResult(
-        epoch=result.epoch, step=result.step, iteration=result.iteration, last_iteration=True, status=worker_pb2.STEP_STATUS_FAILED
-    )
-    if _is_out_of_memory(error):
-        logger.warning("step %d did not fit into memory: %s", result.step, error)
-        known = TrivetError(ErrorKind.OUT_OF_MEMORY, "the step did not fit into memory")
-    else:
-        logger.error("step %d failed", result.step, exc_info=error)
-        known = TrivetError(ErrorKind.INTERNAL, f"the step failed: {type(error).__name__}; the worker's log has the details")
-    failed.error.CopyFrom(known.to_proto())
-    result.CopyFrom(failed)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
