@@ -105,7 +105,7 @@ def test_an_iteration_that_fails_keeps_those_before_it(driver, monkeypatch) -> N
     first = driver.runner.execute(driver.message(known=[(request.handle, len(PROMPT), 1)], run_ahead=5))
     assert not first.last_iteration
     with monkeypatch.context() as patch:
-        patch.setattr(driver.runner, "_reply", lambda *_: (_ for _ in ()).throw(MemoryError))
+        patch.setattr("trivet_worker.runner.runner.put_sampled", lambda *_: (_ for _ in ()).throw(MemoryError))
         failed = driver.runner.go_on()
     assert (failed.status, failed.iteration, failed.last_iteration) == (worker_pb2.STEP_STATUS_FAILED, 1, True)
     got += tokens(first)

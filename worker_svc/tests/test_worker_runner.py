@@ -76,7 +76,7 @@ def test_a_failure_after_sampling_leaves_no_token_behind(driver, monkeypatch) ->
     request = driver.request(PROMPT, **GREEDY)
     got = tokens(driver.step([request]))
     with monkeypatch.context() as patch:
-        patch.setattr(driver.runner, "_reply", lambda *_: (_ for _ in ()).throw(MemoryError))
+        patch.setattr("trivet_worker.runner.runner.put_sampled", lambda *_: (_ for _ in ()).throw(MemoryError))
         failed = driver.runner.execute(driver.message(known=[(request.handle, len(PROMPT), 1)]))
     assert failed.status == worker_pb2.STEP_STATUS_FAILED
     got += tokens(driver.step(known=[(request.handle, len(PROMPT), 1)], resync=failed.step))
