@@ -13,7 +13,7 @@ def test_steps_are_counted_by_status_and_timed_by_phase(driver, monkeypatch) -> 
     request = driver.request([1, 2, 3], **GREEDY)
     metrics.observe(driver.step([request]))
     with monkeypatch.context() as patch:
-        patch.setattr(driver.runner, "_reply", lambda *_: (_ for _ in ()).throw(MemoryError))
+        patch.setattr("trivet_worker.runner.runner.put_sampled", lambda *_: (_ for _ in ()).throw(MemoryError))
         metrics.observe(driver.runner.execute(driver.message(known=[(request.handle, 3, 1)])))
     metrics.observe(driver.runner.execute(driver.message(known=[(request.handle, 3, 1)])))
     assert [value("trivet_worker_steps_total", {"status": status}) for status in ("done", "failed", "skipped")] == [1, 1, 1]

@@ -158,7 +158,7 @@ def test_a_request_that_met_want_of_memory_has_the_tokens_it_would_have_had(driv
 
 def test_another_failure_is_not_to_be_tried_again(driver, monkeypatch, caplog) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(driver.runner, "_reply", lambda *_: 1 // 0)
+        patch.setattr("trivet_worker.runner.runner.put_sampled", lambda *_: 1 // 0)
         failed = driver.runner.execute(driver.message([driver.request(PROMPT, **GREEDY)]))
     assert failed.error.kind == types_pb2.ERROR_KIND_INTERNAL
     assert not failed.error.retryable
