@@ -17,6 +17,7 @@ from typing import Any
 import jsonschema
 import pytest
 from trivet.__main__ import main
+from trivet.bench.process_tree import end, resume, suspend, tree
 from trivet.bench.server_under_test import free_port
 
 WITHIN_S = 60.0
@@ -54,6 +55,39 @@ FILE = {
         "ratios": {"type": "array", "items": {"type": "object", "required": ["workload", "server", "against", "output_tokens_per_s"]}},
     },
 }
+
+
+RELAY = """
+import asyncio, signal, sys
+
+to, noted, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+
+
+def note(*_):
+    with open(noted, "a") as file:
+        file.write("on ")
+
+
+async def pass_on(reader, writer):
+    while piece := await reader.read(65536):
+        writer.write(piece)
+        await writer.drain()
+    writer.close()
+
+
+async def relay(reader, writer):
+    there_reader, there_writer = await asyncio.open_connection("127.0.0.1", to)
+    await asyncio.gather(pass_on(reader, there_writer), pass_on(there_reader, writer))
+
+
+async def main():
+    server = await asyncio.start_server(relay, "127.0.0.1", port)
+    await server.serve_forever()
+
+
+signal.signal(signal.SIGCONT, note)
+asyncio.run(main())
+"""
 
 
 @contextmanager
@@ -199,6 +233,40 @@ def test_a_peer_is_started_weighed_interleaved_and_stopped(bench: Bench, url: st
     assert all(process["pss_mib"] > 0 and process["peak_rss_mib"] > 0 for process in peer["processes"])
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", int(peer["url"].rpartition(":")[2]))) != 0
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.timeout(WITHIN_S)
+def test_a_process_stands_still_with_all_below_it_and_goes_on() -> None:
+    """A peer that is not measured; the state T is a stopped process."""
+    command = ("sh", "-c", "sleep 600 & echo started; wait")
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"started\n"
+        suspend(process.pid)
+        pids = tree(process.pid)
+        assert len(pids) == 2
+        while {state_of(pid) for pid in pids} != {"T"}:
+            time.sleep(0.01)  # between two looks
+        resume(process.pid)
+        while "T" in {state_of(pid) for pid in pids}:
+            time.sleep(0.01)  # between two looks
+        end(process, WITHIN_S)
+    assert process.returncode is not None
+
+
+def test_a_peer_stands_still_while_another_is_measured(bench: Bench, url: str, tmp_path: Path) -> None:
+    """It is a relay to the server here, which notes down when it goes on again."""
+    script, noted = tmp_path / "peer.py", tmp_path / "noted"
+    script.write_text(RELAY)
+    peer = f"peer={sys.executable} {script} {url.rpartition(':')[2]} {noted} {{port}}"
+    code, content = bench("--workload", "W1", "--requests", "2", "--output-tokens", "3", "--runs", "2", "--against", peer)
+    assert code == 0
+    assert [row["server"] for row in content["runs"]].count("peer") == 2
+    assert len(noted.read_text().split()) == 3  # before each of its runs, and before its end
 
 
 def test_what_it_started_ends_with_it_when_it_is_told_to_end(url: str, tmp_path: Path) -> None:

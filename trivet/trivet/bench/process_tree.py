@@ -1,4 +1,4 @@
-"""A process and all below it: what memory they took, what CPU time, and their end. Read from /proc."""
+"""A process and all below it: what memory they took, what CPU time, their rest and their end. Read from /proc."""
 
 import os
 import signal
@@ -47,6 +47,16 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, after_name[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
+def suspend(pid: int) -> None:
+    """It and its descendants stand still, whatever they were at, until `resume`."""
+    _signal_tree(pid, signal.SIGSTOP)
+
+
+def resume(pid: int) -> None:
+    """Those that stand still go on."""
+    _signal_tree(pid, signal.SIGCONT)
+
+
 def end(process: subprocess.Popen[bytes], within_s: float) -> None:
     """An interrupt to its whole session, as from a terminal; then what is left of it is killed. It must have been started in its own."""
     with suppress(ProcessLookupError):
@@ -58,6 +68,12 @@ def end(process: subprocess.Popen[bytes], within_s: float) -> None:
         process.wait()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _signal_tree(pid: int, number: signal.Signals) -> None:
+    for each in tree(pid):
+        with suppress(ProcessLookupError):
+            os.kill(each, number)
 
 
 def _name(folder: Path) -> str:

@@ -1,7 +1,10 @@
-"""Servers under workloads: every run of a workload against each server in turn, so that what the machine does meanwhile meets them all."""
+"""Servers under workloads: every run of a workload against each server in turn, so that what the machine does meanwhile meets them all.
 
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+Those that were started here and are not measured stand still: some spin while they wait for work.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from trivet.bench.load.arrivals import Arrivals
@@ -62,9 +65,22 @@ async def measure(order: Order) -> tuple[Sequence[Server], Sequence[Run]]:
                 # Who goes first changes from run to run.
                 for server in servers if index % 2 == 0 else reversed(servers):
                     bar.describe(f"{workload.name} run {index + 1} {server.name}")
-                    runs.append(Run(server.name, workload.name, index, await _run(order, server, workload, index, bar)))
+                    async with _alone(server, servers, order.options):
+                        runs.append(Run(server.name, workload.name, index, await _run(order, server, workload, index, bar)))
                     server.weigh()
     return servers, runs
+
+
+@asynccontextmanager
+async def _alone(server: Server, servers: Sequence[Server], options: BodyOptions) -> AsyncIterator[None]:
+    others = [other for other in servers if other is not server]
+    for other in others:
+        other.rest()
+    if others:
+        await server.wake(options)
+    yield
+    if others:
+        server.rest()
 
 
 async def _run(order: Order, server: Server, workload: Workload, index: int, bar: Bar) -> Figures:

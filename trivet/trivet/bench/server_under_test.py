@@ -19,11 +19,12 @@ from trivet.bench.load.exchange import Target, exchange
 from trivet.bench.load.prompts import BodyOptions, make_bodies
 from trivet.bench.load.stream import Failure, read, timed_lines
 from trivet.bench.load.workloads import Lengths, Workload
-from trivet.bench.process_tree import Footprint, end, footprint, tree
+from trivet.bench.process_tree import Footprint, end, footprint, resume, suspend, tree
 
 FIRST = Workload("first", "the first answer", 1, 1, 0, Lengths(8), Lengths(4))
 GONE_WITHIN_S = 30.0
 ASK_EVERY_S = 0.05
+AWAKE_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,23 @@ class Server:
                 most = now.pss_mib if before is None else max(before.pss_mib, now.pss_mib)
                 self.footprints[pid] = Footprint(pid, now.name, most, now.peak_rss_mib)
 
+    def rest(self) -> None:
+        """Stand still, so that it takes nothing from the one that is measured; only where it was started here."""
+        if self.process is not None:
+            suspend(self.process.pid)
+
+    async def wake(self, options: BodyOptions) -> None:
+        """Go on, and answer once: links that timed out meanwhile are made anew before anything counts. Raises `TrivetError`."""
+        if self.process is None:
+            return
+        resume(self.process.pid)
+        attempt, by = 0, time.perf_counter() + AWAKE_WITHIN_S
+        while (fault := await _first_answer(self, options, attempt)) is not None:
+            attempt += 1
+            if time.perf_counter() > by:
+                raise TrivetError(ErrorKind.UNAVAILABLE, f"{self.name} does not answer any more after it had stood still: {fault}")
+            await asyncio.sleep(ASK_EVERY_S)
+
 
 @asynccontextmanager
 async def serving(
@@ -104,6 +122,7 @@ async def serving(
             server.ready_s = time.perf_counter() - started
             yield server
         finally:
+            resume(process.pid)
             await asyncio.to_thread(end, process, GONE_WITHIN_S)
 
 
