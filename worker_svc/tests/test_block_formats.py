@@ -32,16 +32,21 @@ HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K"
 @pytest.mark.parametrize("kind", BLOCK_FORMATS)
 def test_blocks_stand_for_the_very_values_that_the_checkpoint_reads(kind: str) -> None:
     generator = np.random.default_rng(1)
-    format, rows, columns = format_of(kind), 70, 512
-    blocks = generator.integers(0, 256, (rows * columns // format.block, format.bytes), dtype=np.uint8)
+    stored_as, rows, columns = format_of(kind), 70, 512
+    blocks = generator.integers(0, 256, (rows * columns // stored_as.block, stored_as.bytes), dtype=np.uint8)
     for place in HALVES.get(kind, (0,)):
         blocks[:, place : place + 2] = generator.normal(size=(len(blocks), 1)).astype(np.float16).view(np.uint8)
     weight = PackedWeight.empty(BLOCK_FORMATS[kind], rows, columns)
     stored = torch.from_numpy(blocks.reshape(rows, -1))
-    weight.fill_blocks(stored[:32])
-    weight.fill_blocks(stored[32:], 32)
+    weight.fill_blocks(stored[:32], BLOCK_FORMATS[kind])
+    weight.fill_blocks(stored[32:], BLOCK_FORMATS[kind], 32)
     expected = dequantize(kind, (rows, columns), blocks.reshape(-1))
     assert np.array_equal(packed_rows(torch.arange(rows), weight).numpy(), expected)
+    for format in (WeightFormat.FLOAT32, WeightFormat.BFLOAT16, WeightFormat.INT8, WeightFormat.Q8_MINIMUM):
+        from_blocks, from_values = (PackedWeight.empty(format, rows, columns) for _ in range(2))
+        from_blocks.fill_blocks(stored, BLOCK_FORMATS[kind])
+        from_values.fill(torch.from_numpy(expected))
+        assert torch.equal(from_blocks.data, from_values.data), format
 
 
 def test_eight_bits_keep_values_of_any_few_levels_and_lose_little_of_others() -> None:

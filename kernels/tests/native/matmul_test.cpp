@@ -72,8 +72,8 @@ static void check(WeightFormat f, int64_t n, int64_t k, int64_t m, unsigned seed
         memcpy(&q[at + h], &value, 2);
       }
     }
-    pack_blocks(p, q.data(), 0, half);
-    pack_blocks(p, q.data() + half * row, half, n);
+    pack_blocks(p, f, q.data(), 0, half);
+    pack_blocks(p, f, q.data() + half * row, half, n);
   }
   if (blocks) {
     std::vector<float> back(k);

@@ -98,21 +98,54 @@ void must_be_finite(Buffer<float>& numbers) {
   }
 }
 
+// A kind of GGUF blocks: its size, and where its half-precision numbers lie.
+struct BlockKind {
+  WeightFormat format;
+  int64_t bytes, values;
+  std::vector<int64_t> halves;
+};
+const std::vector<BlockKind> block_kinds{
+    {WeightFormat::q4_0, 18, 32, {0}},      {WeightFormat::q4_1, 20, 32, {0, 2}},
+    {WeightFormat::q8_0, 34, 32, {0}},      {WeightFormat::q5_0, 22, 32, {0}},
+    {WeightFormat::q5_1, 24, 32, {0, 2}},   {WeightFormat::q4_k, 144, 256, {0, 2}},
+    {WeightFormat::q5_k, 176, 256, {0, 2}}, {WeightFormat::q6_k, 210, 256, {208}},
+};
+
+WeightFormat any_format(Chance& chance) { return (WeightFormat)chance.between(0, (int64_t)WeightFormat::q8_minimum); }
 bool is_blocks(WeightFormat format) { return format >= WeightFormat::q4_0; }
-int64_t block_bytes(WeightFormat format) {
-  return format == WeightFormat::q4_0 ? 18 : format == WeightFormat::q4_1 ? 20 : 34;
+const BlockKind* kind_of(WeightFormat format) {
+  for (const BlockKind& kind : block_kinds) {
+    if (kind.format == format) return &kind;
+  }
+  return nullptr;  // a format that no file has
+}
+// A width that the format takes must be a multiple of this.
+int64_t multiple_of(WeightFormat format) {
+  const BlockKind* kind = kind_of(format);
+  return kind != nullptr ? kind->values : is_blocks(format) ? 32 : 1;
 }
 
-WeightFormat any_format(Chance& chance) { return (WeightFormat)chance.between(0, 5); }
-
-// GGUF blocks with small scales.
-Buffer<uint8_t> blocks_of(Chance& chance, WeightFormat format, int64_t n, int64_t k) {
-  Buffer<uint8_t> made(n * (k / 32) * block_bytes(format));
-  for (int64_t index = 0; index < made.size(); ++index) made[index] = (uint8_t)chance.between(0, 255);
-  for (int64_t at = 0; at < made.size(); at += block_bytes(format)) {
-    made[at + 1] = made[at + 3] = 0x20;  // the exponents of the scale and, where there is one, the offset
+// Rows of a weight [n, k] as blocks of the kind, with small scales.
+struct StoredRows {
+  StoredRows(Chance& chance, const BlockKind& kind, int64_t n, int64_t k)
+      : kind((int32_t)kind.format), row_bytes(k / kind.values * kind.bytes), bytes(n * row_bytes) {
+    for (int64_t index = 0; index < bytes.size(); ++index) bytes[index] = (uint8_t)chance.between(0, 255);
+    for (int64_t at = 0; at < bytes.size(); at += kind.bytes) {
+      for (int64_t half : kind.halves) bytes[at + half + 1] = 0x20;  // the exponent
+    }
   }
-  return made;
+  const uint8_t* from(int64_t row) { return bytes.get() + row * row_bytes; }
+
+  int32_t kind;
+  int64_t row_bytes;
+  Buffer<uint8_t> bytes;
+};
+
+// The blocks that a weight [., k] of this format may be filled from; null: float rows.
+const BlockKind* any_source(Chance& chance, WeightFormat format, int64_t k) {
+  if (const BlockKind* own = kind_of(format)) return own;
+  const BlockKind& other = block_kinds[chance.between(0, (int64_t)block_kinds.size() - 1)];
+  return chance.one_in(2) && k % other.values == 0 ? &other : nullptr;
 }
 
 // ---- paged sequences ----
@@ -165,12 +198,26 @@ CacheType any_cache(Chance& chance) { return (CacheType)chance.between(0, 3); }
 // ---- cases ----
 
 void fill(Chance& chance, void* decoder, int64_t layer, LayerPart part, WeightFormat format, int64_t n, int64_t k) {
+  if (format == WeightFormat::mixed) {
+    std::vector<std::pair<const BlockKind*, int64_t>> added;
+    for (int64_t left = n; left > 0; left -= added.back().second) {
+      const BlockKind* kind = &block_kinds[chance.between(0, (int64_t)block_kinds.size() - 1)];
+      added.emplace_back(k % kind->values == 0 ? kind : &block_kinds[0], 32 * chance.between(1, left / 32));
+      trivet_decoder_add_rows(decoder, layer, (int32_t)part, (int32_t)added.back().first->format, added.back().second);
+    }
+    int64_t first = 0;
+    for (const auto& [kind, count] : added) {
+      StoredRows rows(chance, *kind, count, k);
+      trivet_decoder_fill_blocks(decoder, layer, (int32_t)part, rows.kind, rows.from(0), first, count);
+      first += count;
+    }
+    return;
+  }
   const int64_t cut = chance.between(0, n / 32) * 32;
-  if (is_blocks(format)) {
-    Buffer<uint8_t> rows = blocks_of(chance, format, n, k);
-    trivet_decoder_fill_blocks(decoder, layer, (int32_t)part, rows.get(), 0, cut);
-    trivet_decoder_fill_blocks(decoder, layer, (int32_t)part, rows.get() + cut * (k / 32) * block_bytes(format), cut,
-                               n - cut);
+  if (const BlockKind* kind = any_source(chance, format, k)) {
+    StoredRows rows(chance, *kind, n, k);
+    trivet_decoder_fill_blocks(decoder, layer, (int32_t)part, rows.kind, rows.from(0), 0, cut);
+    trivet_decoder_fill_blocks(decoder, layer, (int32_t)part, rows.kind, rows.from(cut), cut, n - cut);
     return;
   }
   const int type = chance.one_in(2);
@@ -237,11 +284,22 @@ void decoder_steps(Chance& chance) {
   shape.inner = 32 * chance.between(1, 5);
   shape.vocab = chance.between(1, 300);
   shape.most_tokens = chance.of<int64_t>({1, 3, 17, 70, 300});
-  shape.format = (int32_t)any_format(chance);
-  shape.head_format = (int32_t)any_format(chance);
+  const WeightFormat format = chance.one_in(6) ? WeightFormat::mixed : any_format(chance);
+  const WeightFormat head_format = any_format(chance);
+  shape.format = (int32_t)format;
+  shape.head_format = (int32_t)head_format;
   shape.cache = (int32_t)any_cache(chance);
-  const bool in_blocks = is_blocks((WeightFormat)shape.format) || is_blocks((WeightFormat)shape.head_format);
-  shape.hidden = in_blocks ? 32 * chance.between(1, 6) : chance.between(1, 200);
+  if (multiple_of(format) > 32 || (format == WeightFormat::mixed && chance.one_in(2))) {  // all widths in super-blocks
+    shape.head_size = 64;
+    shape.heads = 4;
+    shape.kv_heads = chance.of<int64_t>({1, 2, 4});
+    shape.inner = 256;
+    shape.hidden = 256 * chance.between(1, 2);
+  } else if (is_blocks(format) || is_blocks(head_format)) {
+    shape.hidden = multiple_of(head_format) > 32 ? 256 : 32 * chance.between(1, 6);
+  } else {
+    shape.hidden = chance.between(1, 200);
+  }
   shape.threads = (int32_t)chance.between(1, 3);
   shape.epsilon = 1e-5f;
   void* decoder = trivet_decoder_create(&shape);
@@ -256,7 +314,7 @@ void decoder_steps(Chance& chance) {
                        {LayerPart::gate_and_up, 2 * shape.inner, shape.hidden},
                        {LayerPart::down, shape.hidden, shape.inner}};
     for (const auto& one : parts) {
-      fill(chance, decoder, layer, one.part, (WeightFormat)shape.format, one.n, one.k);
+      fill(chance, decoder, layer, one.part, format, one.n, one.k);
       if (!chance.one_in(3)) continue;
       float* bias = trivet_decoder_bias(decoder, layer, (int32_t)one.part);
       for (int64_t index = 0; index < one.n; ++index) bias[index] = chance.number();
@@ -267,7 +325,7 @@ void decoder_steps(Chance& chance) {
     if (chance.one_in(3)) static_cast<Decoder*>(decoder)->use_window(layer, chance.between(1, 300));
   }
   std::fill_n(trivet_decoder_norm(decoder, -1, 0), shape.hidden, 1.0f);
-  fill(chance, decoder, -1, LayerPart::down, (WeightFormat)shape.head_format, shape.vocab, shape.hidden);
+  fill(chance, decoder, -1, LayerPart::down, head_format, shape.vocab, shape.hidden);
   if (chance.one_in(2)) {
     const int64_t cell = query_cell_bytes((CacheType)shape.cache);
     Buffer<char> rows = values(chance, cell == 4 ? 0 : 1, shape.vocab * shape.hidden);
@@ -349,14 +407,14 @@ void rotation(Chance& chance) {
 void product(Chance& chance) {
   const WeightFormat format = any_format(chance);
   TrivetPacked packed{nullptr, chance.between(1, 200), chance.between(1, 300), (int32_t)format};
-  if (is_blocks(format)) packed.k = 32 * chance.between(1, 8);
+  if (is_blocks(format)) packed.k = multiple_of(format) * chance.between(1, multiple_of(format) > 32 ? 2 : 8);
   Buffer<char> memory(trivet_packed_bytes(&packed));
   packed.data = memory.get();
   const int64_t n = packed.n, k = packed.k, cut = chance.between(0, n / 32) * 32;
-  if (is_blocks(format)) {
-    Buffer<uint8_t> from = blocks_of(chance, format, n, k);
-    trivet_pack(&packed, 2, from.get(), 0, cut);
-    trivet_pack(&packed, 2, from.get() + cut * (k / 32) * block_bytes(format), cut, n - cut);
+  if (const BlockKind* kind = any_source(chance, format, k)) {
+    StoredRows rows(chance, *kind, n, k);
+    trivet_pack_blocks(&packed, rows.kind, rows.from(0), 0, cut);
+    trivet_pack_blocks(&packed, rows.kind, rows.from(cut), cut, n - cut);
   } else {
     const int source = chance.one_in(2);
     Buffer<char> from = values(chance, source, n * k);

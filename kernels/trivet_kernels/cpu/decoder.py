@@ -165,10 +165,11 @@ class NativeDecoder:
         is_bfloat16 = int(values.dtype == torch.bfloat16)
         self._library.trivet_decoder_fill(self._decoder, layer, part, values.data_ptr(), is_bfloat16, first_row, values.shape[0])
 
-    def fill_blocks(self, layer: int, part: Part, rows: torch.Tensor, first_row: int = 0) -> None:
-        """The same out of GGUF blocks of the rows' own format, uint8 `[rows, bytes of a row]`, taken over without a change of value."""
+    def fill_blocks(self, layer: int, part: Part, rows: torch.Tensor, kind: WeightFormat, first_row: int = 0) -> None:
+        """The same out of GGUF blocks, uint8 `[rows, bytes of a row]`: taken over without a change of value where their kind is the
+        weight's own format, otherwise (of the formats that a file does not know) as the floats that they stand for."""
         rows = rows.contiguous()
-        self._library.trivet_decoder_fill_blocks(self._decoder, layer, part, rows.data_ptr(), first_row, rows.shape[0])
+        self._library.trivet_decoder_fill_blocks(self._decoder, layer, part, kind, rows.data_ptr(), first_row, rows.shape[0])
 
     def norm(self, layer: int, part: Part = Part.ATTENTION_NORM) -> torch.Tensor:
         """A norm's weight, float32 `[hidden]`, to be written; of layer HEAD: the final norm."""

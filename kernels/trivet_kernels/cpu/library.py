@@ -69,7 +69,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "trivet_decoder_fill_blocks": (
         None,
-        (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),
+        (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),
     ),
     "trivet_decoder_norm": (ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)),
     "trivet_decoder_bias": (ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)),

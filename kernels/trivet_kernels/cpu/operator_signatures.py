@@ -54,6 +54,7 @@ OPERATOR_SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "trivet_attention_fault": (_INT64, (_ADDRESS, _ADDRESS, _INT64, _INT64, _ADDRESS, _INT64, _INT64, _INT64)),
     "trivet_packed_bytes": (_INT64, (_ADDRESS,)),
     "trivet_pack": (None, (_ADDRESS, _INT32, _ADDRESS, _INT64, _INT64)),
+    "trivet_pack_blocks": (None, (_ADDRESS, _INT32, _ADDRESS, _INT64, _INT64)),
     "trivet_packed_rows": (_INT64, (_ADDRESS, _ADDRESS, _INT64, _ADDRESS)),
     "trivet_linear": (None, (_ADDRESS, _INT32, _ADDRESS, _INT64, _INT64, _ADDRESS, _ADDRESS, _ADDRESS)),
 }

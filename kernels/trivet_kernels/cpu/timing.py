@@ -168,7 +168,7 @@ def _fill(decoder: NativeDecoder, layer: int, part: Part, source: NDArray[np.flo
     if kind == 0:
         decoder.fill(layer, part, torch.from_numpy(source))
     else:
-        decoder.fill_blocks(layer, part, torch.from_numpy(source))
+        decoder.fill_blocks(layer, part, torch.from_numpy(source), decoder.shape.format)
 
 
 def _source(form: WeightFormat, out: int, into: int) -> tuple[NDArray[np.float32] | NDArray[np.uint8], int]:

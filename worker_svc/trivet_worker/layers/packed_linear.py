@@ -15,7 +15,7 @@ def rows_of(weight: PackedWeight, first: int, count: int) -> PackedRows:
     return PackedRows(
         (count, weight.inputs),
         lambda values: weight.fill(values, first),
-        lambda blocks: weight.fill_blocks(blocks, first),
+        lambda blocks, kind: weight.fill_blocks(blocks, kind, first),
         weight.format,
     )
 

@@ -199,7 +199,7 @@ class NativeLlama:
         target = PackedRows(
             (rows, inputs),
             lambda values: decoder.fill(layer, part, values, first),
-            lambda blocks: decoder.fill_blocks(layer, part, blocks, first),
+            lambda blocks, kind: decoder.fill_blocks(layer, part, blocks, kind, first),
             formats.head if layer == HEAD else formats.of_layer(full_name),
         )
         return Placement(full_name, target)

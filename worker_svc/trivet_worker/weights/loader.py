@@ -1,11 +1,14 @@
-"""Filling a model from a checkpoint, one tensor at a time, so that weights are never twice in memory.
+"""Filling a model from a checkpoint, one tensor at a time on each core, so that weights are never twice in memory.
 
 Every tensor the model needs must be there, in the right shape, or the start ends with its name; nothing is left at random. Tensors that the
 model does not need are counted and named in the log.
 """
 
 import logging
+import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -31,13 +34,17 @@ def load_weights(checkpoint: Checkpoint, placements: Sequence[Placement], progre
     _check(checkpoint, placements)
     total = sum(checkpoint.tensors[place.name].size for place in placements)
     done = 0
-    for place in placements:
-        if isinstance(place.target, BlockTarget) and place.target.block_kind == checkpoint.record(place.name).kind:
-            place.target.copy_blocks(torch.from_numpy(np.array(checkpoint.stored_rows(place.name))))
-        else:
-            place.target.copy_(torch.from_numpy(checkpoint.load(place.name)))
-        done += checkpoint.tensors[place.name].size
-        progress(done, total)
+    # Tensors of one layer may lie in one packed weight, side by side within a byte: one thread's.
+    groups = [list(group) for _, group in groupby(placements, key=lambda place: _layer_of(place.name))]
+    with ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="loading") as pool:
+        filling = [pool.submit(_load, checkpoint, group) for group in groups]
+        try:
+            for filled in as_completed(filling):
+                done += filled.result()
+                progress(done, total)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     _report_unused(checkpoint, placements)
 
 
@@ -53,6 +60,23 @@ def fill_dummy(placements: Sequence[Placement], seed: int = 0) -> None:
 
 def rope_factors(checkpoint: Checkpoint) -> torch.Tensor | None:
     return torch.from_numpy(checkpoint.load(ROPE_FACTORS)) if ROPE_FACTORS in checkpoint.tensors else None
+
+
+def _layer_of(name: str) -> str:
+    """The part of a tensor's name that numbers its layer; the whole name of one outside the layers."""
+    numbered = re.match(r".*?\.\d+\.", name)
+    return name if numbered is None else numbered[0]
+
+
+def _load(checkpoint: Checkpoint, placements: Sequence[Placement]) -> int:
+    """The stored bytes that it put in place."""
+    for place in placements:
+        kind = checkpoint.record(place.name).kind
+        if isinstance(place.target, BlockTarget) and place.target.takes_blocks(kind):
+            place.target.copy_blocks(torch.from_numpy(np.array(checkpoint.stored_rows(place.name))), kind)
+        else:
+            place.target.copy_(torch.from_numpy(checkpoint.load(place.name)))
+    return sum(checkpoint.tensors[place.name].size for place in placements)
 
 
 def _check(checkpoint: Checkpoint, placements: Sequence[Placement]) -> None:

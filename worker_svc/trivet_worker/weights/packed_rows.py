@@ -31,17 +31,16 @@ class PackedRows:
 
     shape: tuple[int, ...]
     fill: Callable[[torch.Tensor], None]
-    fill_blocks: Callable[[torch.Tensor], None]
+    fill_blocks: Callable[[torch.Tensor, WeightFormat], None]
     format: WeightFormat
 
-    @property
-    def block_kind(self) -> str | None:
-        """The stored kind whose blocks are taken as they are, through `copy_blocks`; None: values, through `copy_`."""
-        return next((kind for kind, format in BLOCK_FORMATS.items() if format == self.format), None)
+    def takes_blocks(self, kind: str) -> bool:
+        """Blocks of the weight's own kind stay as they are; formats of ours are made out of any."""
+        return BLOCK_FORMATS.get(kind) == self.format or (kind in BLOCK_FORMATS and self.format not in BLOCK_FORMATS.values())
 
     def copy_(self, values: torch.Tensor) -> None:
         self.fill(values)
 
-    def copy_blocks(self, rows: torch.Tensor) -> None:
+    def copy_blocks(self, rows: torch.Tensor, kind: str) -> None:
         """Uint8 `[rows, bytes of a row]`."""
-        self.fill_blocks(rows)
+        self.fill_blocks(rows, BLOCK_FORMATS[kind])

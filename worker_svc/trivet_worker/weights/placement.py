@@ -18,12 +18,11 @@ class Target(Protocol):
 
 @runtime_checkable
 class BlockTarget(Target, Protocol):
-    """A target that takes a checkpoint's quantised blocks as they are, where they are of its kind."""
+    """A target that takes a checkpoint's quantised blocks, of the kinds that it knows."""
 
-    @property
-    def block_kind(self) -> str | None: ...
+    def takes_blocks(self, kind: str, /) -> bool: ...
 
-    def copy_blocks(self, rows: torch.Tensor, /) -> object: ...
+    def copy_blocks(self, rows: torch.Tensor, kind: str, /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,12 +62,12 @@ int32_t trivet_decoder_add_rows(void* decoder, int64_t layer, int32_t part, int3
   return 1;
 }
 
-// The same as `fill` out of GGUF blocks of the rows' own format.
-void trivet_decoder_fill_blocks(void* decoder, int64_t layer, int32_t part, const void* rows, int64_t first,
-                                int64_t count) {
+// The same out of GGUF blocks of a kind (WeightFormat).
+void trivet_decoder_fill_blocks(void* decoder, int64_t layer, int32_t part, int32_t kind, const void* rows,
+                                int64_t first, int64_t count) {
   Decoder& one = *static_cast<Decoder*>(decoder);
-  pack_blocks(layer < 0 ? one.head() : one.weight(layer, (LayerPart)part), static_cast<const uint8_t*>(rows), first,
-              first + count);
+  pack_blocks(layer < 0 ? one.head() : one.weight(layer, (LayerPart)part), (WeightFormat)kind,
+              static_cast<const uint8_t*>(rows), first, first + count);
 }
 
 // Where a norm's weight (layer -1: the final norm) or a part's bias is written, float32.

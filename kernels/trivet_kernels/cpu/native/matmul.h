@@ -61,8 +61,9 @@ struct PackedWeight {
 // f32, bf16, i8, q8_minimum:
 void pack_f32(PackedWeight& weight, const float* rows, int64_t row_begin, int64_t row_end);
 void pack_bf16(PackedWeight& weight, const uint16_t* rows, int64_t row_begin, int64_t row_end);
-// From blocks of the rows' own format as they lie in a GGUF file, taken over without a change of value.
-void pack_blocks(PackedWeight& weight, const uint8_t* rows, int64_t row_begin, int64_t row_end);
+// From blocks of `kind` as they lie in a GGUF file: taken over without a change of value where that is the weight's own
+// format, otherwise as the floats that they stand for.
+void pack_blocks(PackedWeight& weight, WeightFormat kind, const uint8_t* rows, int64_t row_begin, int64_t row_end);
 
 // One row of the weight as floats [k], dequantised: an embedding taken from a tied output head.
 void unpack_row(const PackedWeight& weight, int64_t row, float* into);

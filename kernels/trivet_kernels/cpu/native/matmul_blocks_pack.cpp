@@ -1,6 +1,7 @@
 // Weights in blocks: out of a file's blocks or out of floats into panels and, for single rows, back to floats.
 #include <cassert>
 #include <cstring>
+#include <vector>
 
 #include "block_values.h"
 
@@ -140,7 +141,7 @@ void pack_row(WeightFormat kind, uint8_t* panel, int64_t column, int64_t blocks,
 
 }  // namespace
 
-void pack_blocks(PackedWeight& weight, const uint8_t* rows, int64_t row_begin, int64_t row_end) {
+void pack_blocks(PackedWeight& weight, WeightFormat kind, const uint8_t* rows, int64_t row_begin, int64_t row_end) {
   if (weight.format == WeightFormat::mixed) {
     auto part = weight.parts.begin();
     for (; row_begin >= part->n; ++part) {
@@ -148,12 +149,21 @@ void pack_blocks(PackedWeight& weight, const uint8_t* rows, int64_t row_begin, i
       row_end -= part->n;
     }
     assert(row_end <= part->n);  // a tensor's rows have one format
-    return pack_blocks(*part, rows, row_begin, row_end);
+    return pack_blocks(*part, kind, rows, row_begin, row_end);
   }
-  const WeightFormat kind = weight.format;
-  assert(kind != WeightFormat::q8_minimum);
+  assert(kind >= WeightFormat::q4_0 && kind != WeightFormat::q8_minimum && kind != WeightFormat::mixed);
   const int64_t blocks = weight.k / block_values;
-  const int64_t row_bytes = blocks / (header_bytes(weight.format) == 0 ? 1 : super_blocks) * source_bytes(kind);
+  const int64_t row_bytes = blocks / (header_bytes(kind) == 0 ? 1 : super_blocks) * source_bytes(kind);
+  if (kind != weight.format) {
+    PackedWeight one(kind, 1, weight.k);
+    std::vector<float> values(weight.k);
+    for (int64_t row = row_begin; row < row_end; ++row, rows += row_bytes) {
+      pack_blocks(one, kind, rows, 0, 1);
+      unpack_blocks_row(one, 0, values.data());
+      pack_f32(weight, values.data(), row, row + 1);
+    }
+    return;
+  }
   with_block_format(weight.format, [&](auto format) {
     for (int64_t row = row_begin; row < row_end; ++row, rows += row_bytes) {
       uint8_t* panel = weight.data.as<uint8_t>() + row / panel_columns * weight.panel_bytes;
@@ -168,9 +178,14 @@ void unpack_blocks_row(const PackedWeight& weight, int64_t row, float* into) {
     constexpr WeightFormat format = decltype(constant)::value;
     BlockWalk<format> walk(weight.data.as<uint8_t>() + row / panel_columns * weight.panel_bytes);
     for (int64_t block = 0; block < weight.k / block_values; ++block, walk.next()) {
-      for (int64_t k = 0; k < block_values; ++k) {
-        const float value = static_cast<float>(value_at(walk, column, k)) * scale_at(walk, column, k);
-        *into++ = has_minimum(format) ? value + minimum_at(walk, column) : value;
+      float minimum = 0;
+      if constexpr (has_minimum(format)) minimum = minimum_at(walk, column);
+      for (int64_t part = 0; part < block_values; part += scale_values(format)) {
+        const float scale = scale_at(walk, column, part);
+        for (int64_t k = part; k < part + scale_values(format); ++k) {
+          const float value = static_cast<float>(value_at(walk, column, k)) * scale;
+          *into++ = has_minimum(format) ? value + minimum : value;
+        }
       }
     }
   });

@@ -192,17 +192,20 @@ int64_t trivet_packed_bytes(const TrivetPacked* packed) {
   }
 }
 
-// Rows [first, first + count) out of float32 (0) or bfloat16 (1) rows, or out of GGUF blocks of the weight's own kind
-// (2).
+// Rows [first, first + count) out of float32 (0) or bfloat16 (1) rows.
 void trivet_pack(const TrivetPacked* packed, int32_t source, const void* rows, int64_t first, int64_t count) {
   PackedWeight weight = weight_of(*packed);
-  if (source == 2) {
-    pack_blocks(weight, static_cast<const uint8_t*>(rows), first, first + count);
-  } else if (source == 1) {
+  if (source == 1) {
     pack_bf16(weight, static_cast<const uint16_t*>(rows), first, first + count);
   } else {
     pack_f32(weight, static_cast<const float*>(rows), first, first + count);
   }
+}
+
+// The same out of GGUF blocks of a kind (WeightFormat).
+void trivet_pack_blocks(const TrivetPacked* packed, int32_t kind, const void* rows, int64_t first, int64_t count) {
+  PackedWeight weight = weight_of(*packed);
+  pack_blocks(weight, (WeightFormat)kind, static_cast<const uint8_t*>(rows), first, first + count);
 }
 
 // out [count][k] float32: rows of the weight as they are multiplied, dequantised. Gives the first row that is not

@@ -23,7 +23,7 @@ PackedWeight pack(const TimedProduct& product) {
       pack_bf16(weight, static_cast<const uint16_t*>(product.rows), 0, product.n);
       break;
     case SourceKind::blocks:
-      pack_blocks(weight, static_cast<const uint8_t*>(product.rows), 0, product.n);
+      pack_blocks(weight, weight.format, static_cast<const uint8_t*>(product.rows), 0, product.n);
       break;
   }
   return weight;

@@ -18,7 +18,6 @@ from trivet_kernels.cpu.operators.registration import register
 from trivet_kernels.cpu.operators.threads import operator_library
 
 ALIGNMENT = 64  # bytes
-FROM_BLOCKS = 2  # as a source of values, beside the numbers of TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +40,19 @@ class PackedWeight:
     def fill(self, values: torch.Tensor, first_row: int = 0) -> None:
         """Put rows `[first_row, first_row + len)`, `[rows, inputs]` of any floating dtype, into their place."""
         values = (values if values.dtype in TYPES else values.float()).contiguous()
-        self._pack(TYPES[values.dtype], values, first_row)
+        native = self._taking(len(values), first_row)
+        operator_library().trivet_pack(ctypes.byref(native), TYPES[values.dtype], values.data_ptr(), first_row, len(values))
 
-    def fill_blocks(self, rows: torch.Tensor, first_row: int = 0) -> None:
-        """The same out of GGUF blocks of the weight's own format, uint8 `[rows, bytes of a row]`."""
-        self._pack(FROM_BLOCKS, rows.contiguous(), first_row)
+    def fill_blocks(self, rows: torch.Tensor, kind: WeightFormat, first_row: int = 0) -> None:
+        """The same out of GGUF blocks, uint8 `[rows, bytes of a row]`: taken over without a change of value where their kind is the
+        weight's own format, otherwise (of the formats that a file does not know) as the floats that they stand for."""
+        rows, native = rows.contiguous(), self._taking(len(rows), first_row)
+        operator_library().trivet_pack_blocks(ctypes.byref(native), kind, rows.data_ptr(), first_row, len(rows))
 
-    def _pack(self, source: int, rows: torch.Tensor, first_row: int) -> None:
-        if not 0 <= first_row <= first_row + len(rows) <= self.outputs:
-            raise IndexError(f"rows {first_row} to {first_row + len(rows)} of {self.outputs}")
-        native = _native(self.data, self.outputs, self.inputs, self.format)
-        operator_library().trivet_pack(ctypes.byref(native), source, rows.data_ptr(), first_row, len(rows))
+    def _taking(self, count: int, first_row: int) -> Packed:
+        if not 0 <= first_row <= first_row + count <= self.outputs:
+            raise IndexError(f"rows {first_row} to {first_row + count} of {self.outputs}")
+        return _native(self.data, self.outputs, self.inputs, self.format)
 
 
 def linear(hidden: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
