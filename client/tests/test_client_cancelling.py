@@ -163,8 +163,10 @@ def test_reading_on_after_an_early_end_is_an_error_and_after_the_last_event_is_n
 
 
 INTERRUPTED = """
+import signal
 import sys
 from trivet_client import Client
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background of a shell has it ignored
 try:
     for event in Client(sys.argv[1]).stream_chat("Hello"):
         print(type(event).__name__, flush=True)
