@@ -47,17 +47,24 @@ struct AttentionRow {
   int64_t position;   // it sees positions up to here
 };
 
+// What a task reads of the cache.
+struct SeenPositions {
+  const int32_t* blocks;  // block table that all rows share over these chunks
+  int64_t kv_head;
+  int64_t first_chunk, last_chunk;  // chunks [first, last)
+  int64_t begin, end;               // some row sees these
+};
+
 struct AttentionTask {
   const AttentionRow* rows;
-  int64_t count;          // of rows, at most MOST_ROWS
-  const void* cache;      // of the layer
-  const int32_t* blocks;  // block table that all rows share over these chunks
-  int64_t block_size;     // tokens, a multiple of 16
+  int64_t count;      // of rows, at most MOST_ROWS
+  const void* cache;  // of the layer
+  SeenPositions seen;
+  const SeenPositions* next;  // of the task that probably comes after this one; null: none
+  int64_t block_size;         // tokens, a multiple of 16
   int64_t kv_heads;
-  int64_t kv_head;
-  int64_t head_size;                // a multiple of 32
-  int64_t first_chunk, last_chunk;  // chunks [first, last)
-  int64_t window;                   // tokens that a query sees at most, its own included; 0: all
+  int64_t head_size;  // a multiple of 32
+  int64_t window;     // tokens that a query sees at most, its own included; 0: all
   float scale;
   float soft_cap;  // scores are cap · tanh(score / cap); 0: none
   bool is_partial;

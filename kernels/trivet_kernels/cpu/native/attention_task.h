@@ -237,17 +237,26 @@ void fold(const float* partials, int64_t chunks, int64_t head_size, void* output
   finish_row(total, sums[0], head_size, output, is_bfloat16);
 }
 
-// The positions that some row of a task sees: [begin, end).
-inline void seen_range(const AttentionTask& task, int64_t& begin, int64_t& end) {
-  int64_t oldest = task.rows[0].position, newest = oldest;
-  for (int64_t row = 1; row < task.count; ++row) {
-    const int64_t position = task.rows[row].position;
-    oldest = position < oldest ? position : oldest;
-    newest = position > newest ? position : newest;
+// Where the cache has keys and values of a head.
+struct Places {
+  const AttentionTask& task;
+  int64_t sub_bytes;
+
+  // The sub-blocks of the chunk that begins at `start` of which somebody sees something, from an even one on, so that
+  // pairs are the same in every task. Returns how many.
+  int64_t list(const SeenPositions& seen, int64_t start, const char** at) const {
+    const int64_t per_block = task.block_size / SUB_BLOCK;
+    const int64_t begin = (seen.begin > start ? (seen.begin - start) / SUB_BLOCK / 2 * 2 : 0) + start / SUB_BLOCK;
+    const int64_t end = seen.end < start + ATTENTION_CHUNK ? seen.end : start + ATTENTION_CHUNK;
+    int64_t count = 0;
+    for (int64_t sub = begin; sub * SUB_BLOCK < end; ++sub) {
+      const int64_t block = seen.blocks[sub / per_block];
+      at[count++] = static_cast<const char*>(task.cache) +
+                    ((block * task.kv_heads + seen.kv_head) * per_block + sub % per_block) * sub_bytes;
+    }
+    return count;
   }
-  begin = task.window > 0 && oldest + 1 > task.window ? oldest + 1 - task.window : 0;
-  end = newest + 1;
-}
+};
 
 template <typename Engine, bool quantised>
 void attend(const AttentionTask& task, void* memory) {
@@ -264,39 +273,36 @@ void attend(const AttentionTask& task, void* memory) {
       scratch.sums[row] = 0;
     }
   }
-  int64_t seen_begin, seen_end;
-  seen_range(task, seen_begin, seen_end);
-  const int64_t per_block = task.block_size / SUB_BLOCK;
   const int64_t cell_bytes = quantised ? 1 : (int64_t)sizeof(Cell);
   const int64_t keys_bytes = SUB_BLOCK * size * cell_bytes, head_bytes = quantised ? SUB_BLOCK * 8 : 0;
   const int64_t sub_bytes = head_bytes + 2 * keys_bytes;
-  // Sub-blocks of a chunk that someone sees, from an even one on, so that pairs are the same in every task.
-  const auto place = [&](int64_t chunk, const char** at) {
-    const int64_t begin = (seen_begin > chunk ? (seen_begin - chunk) / SUB_BLOCK / 2 * 2 : 0) + chunk / SUB_BLOCK;
-    const int64_t end = seen_end < chunk + ATTENTION_CHUNK ? seen_end : chunk + ATTENTION_CHUNK;
-    int64_t count = 0;
-    for (int64_t sub = begin; sub * SUB_BLOCK < end; ++sub) {
-      const int64_t block = task.blocks[sub / per_block];
-      at[count++] = static_cast<const char*>(task.cache) +
-                    ((block * task.kv_heads + task.kv_head) * per_block + sub % per_block) * sub_bytes;
-    }
-    return count;
-  };
+  const Places cache{task, sub_bytes};
   Engine engine(rows);
   Chunk<Cell> chunk{};
   chunk.key_scales = quantised ? scratch.scales : nullptr;
   chunk.value_scales = quantised ? scratch.scales + ATTENTION_CHUNK : nullptr;
   const char* places[2][CHUNK_SUB_BLOCKS];
-  int64_t used = place(task.first_chunk * ATTENTION_CHUNK, places[0]);
+  int64_t used = cache.list(task.seen, task.seen.first_chunk * ATTENTION_CHUNK, places[0]);
+  // What this member's next task begins with is asked for beside the end of this one.
+  const char* later[CHUNK_SUB_BLOCKS];
+  const int64_t later_count =
+      task.next == nullptr ? 0 : cache.list(*task.next, task.next->first_chunk * ATTENTION_CHUNK, later);
+  int64_t asked_for = 0;
   const Ahead first{places[0], used, 0, quantised ? sub_bytes : keys_bytes};
   for (int64_t sub = 0; sub < used; ++sub) {
     first.touch(sub);
   }
-  for (int64_t index = task.first_chunk; index < task.last_chunk; ++index) {
+  for (int64_t index = task.seen.first_chunk; index < task.seen.last_chunk; ++index) {
     const int64_t start = index * ATTENTION_CHUNK;
-    const char** at = places[(index - task.first_chunk) % 2];
-    const char** following = places[(index - task.first_chunk + 1) % 2];
-    const int64_t next = index + 1 < task.last_chunk ? place(start + ATTENTION_CHUNK, following) : 0;
+    const char** at = places[(index - task.seen.first_chunk) % 2];
+    const char** following = places[(index - task.seen.first_chunk + 1) % 2];
+    const int64_t next =
+        index + 1 < task.seen.last_chunk ? cache.list(task.seen, start + ATTENTION_CHUNK, following) : 0;
+    int64_t listed = next;
+    while (index + 2 >= task.seen.last_chunk && listed < CHUNK_SUB_BLOCKS && asked_for < later_count) {
+      following[listed++] = later[asked_for++];
+    }
+    const int64_t seen_begin = task.seen.begin;
     const int64_t from = start + (seen_begin > start ? (seen_begin - start) / SUB_BLOCK / 2 * 2 * SUB_BLOCK : 0);
     chunk.count = (used + 1) / 2 * 2;
     const int64_t width = chunk.count * SUB_BLOCK;
@@ -328,7 +334,7 @@ void attend(const AttentionTask& task, void* memory) {
       const int64_t half = sub_bytes / 2;
       engine.scores(scratch.query + group * size, together, size, chunk, scratch.scores,
                     group > 0   ? Ahead{}
-                    : quantised ? Ahead{following, next, 0, half}
+                    : quantised ? Ahead{following, listed, 0, half}
                                 : Ahead{at, used, keys_bytes, keys_bytes});
       float greatest[ROWS_TOGETHER] = {}, sums[ROWS_TOGETHER] = {};
       for (int64_t row = 0; row < together; ++row) {
@@ -343,11 +349,15 @@ void attend(const AttentionTask& task, void* memory) {
         engine.take(chunk, size, scratch.values);
       }
       engine.values(scratch.weights, together, size, chunk, scratch.partial,
-                    group > 0 ? Ahead{} : Ahead{following, next, quantised ? half : 0, half});
+                    group > 0 ? Ahead{} : Ahead{following, listed, quantised ? half : 0, half});
+      const Ahead rest{following, listed, 0, quantised ? sub_bytes : keys_bytes};
+      for (int64_t sub = chunk.count; group == 0 && sub < listed; ++sub) {
+        rest.touch(sub);
+      }
       if (task.is_partial) {
         for (int64_t row = 0; row < together; ++row) {
-          float* to =
-              static_cast<float*>(task.rows[group + row].output) + (index - task.first_chunk) * partial_stride(size);
+          float* to = static_cast<float*>(task.rows[group + row].output) +
+                      (index - task.seen.first_chunk) * partial_stride(size);
           std::memcpy(to, scratch.partial + row * size, size * sizeof(float));
           to[size] = greatest[row];
           to[size + 1] = sums[row];

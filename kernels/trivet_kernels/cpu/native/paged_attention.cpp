@@ -1,6 +1,7 @@
 #include "paged_attention.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace trivet {
 
@@ -205,10 +206,25 @@ void PagedAttention::deal_out() {
 
 void PagedAttention::run(Member& member, const void* cache, const AttentionStates& states) {
   member.each((int64_t)tasks_.size(),
-              [&](int64_t index) { carry_out(tasks_[index], cache, states, scratch_[member.index()].as<void>()); });
+              [&](int64_t index) { carry_out(index, cache, states, scratch_[member.index()].as<void>()); });
 }
 
-void PagedAttention::carry_out(const Task& task, const void* cache, const AttentionStates& states, void* scratch) {
+SeenPositions PagedAttention::seen_by(const Task& task) const {
+  int64_t oldest = std::numeric_limits<int64_t>::max(), newest = 0;
+  for (int64_t index = task.first_span; index < task.first_span + task.spans; ++index) {
+    oldest = std::min(oldest, tokens_[spans_[index].token].position);
+    newest = std::max(newest, tokens_[spans_[index].token + spans_[index].count - 1].position);
+  }
+  return {step_.block_table + spans_[task.first_span].sequence * step_.table_stride,
+          task.kv_head,
+          task.first_chunk,
+          task.last_chunk,
+          window_ > 0 ? std::max<int64_t>(0, oldest + 1 - window_) : 0,
+          newest + 1};
+}
+
+void PagedAttention::carry_out(int64_t number, const void* cache, const AttentionStates& states, void* scratch) {
+  const Task& task = tasks_[number];
   const int64_t group = shape_.heads / shape_.kv_heads, size = shape_.head_size;
   const int64_t query_cell = query_cell_bytes(shape_.type), output_cell = states.is_output_bfloat16 ? 2 : 4;
   AttentionRow rows[MOST_ROWS];
@@ -233,13 +249,15 @@ void PagedAttention::carry_out(const Task& task, const void* cache, const Attent
   one.rows = rows;
   one.count = row;
   one.cache = cache;
-  one.blocks = step_.block_table + spans_[task.first_span].sequence * step_.table_stride;
+  one.seen = seen_by(task);
+  SeenPositions next;
+  if (number + 1 < (int64_t)tasks_.size()) {
+    next = seen_by(tasks_[number + 1]);
+    one.next = &next;
+  }
   one.block_size = step_.block_size;
   one.kv_heads = shape_.kv_heads;
-  one.kv_head = task.kv_head;
   one.head_size = size;
-  one.first_chunk = task.first_chunk;
-  one.last_chunk = task.last_chunk;
   one.window = window_;
   one.scale = shape_.scale;
   one.soft_cap = shape_.soft_cap;

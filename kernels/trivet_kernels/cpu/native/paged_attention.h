@@ -81,7 +81,8 @@ class PagedAttention {
   void keep_partials(const Span& span, int64_t first_chunk, int64_t last_chunk);
   void add_task(const std::vector<Span>& spans, int64_t first_chunk, int64_t last_chunk, bool is_partial);
   void deal_out();
-  void carry_out(const Task& task, const void* cache, const AttentionStates& states, void* scratch);
+  SeenPositions seen_by(const Task& task) const;
+  void carry_out(int64_t number, const void* cache, const AttentionStates& states, void* scratch);
 
   AttentionShape shape_;
   const AttentionKernels& kernels_;
