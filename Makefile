@@ -36,7 +36,7 @@ asan: setup-dev ## MINUTES (60) of random use of the native operators, built wit
 check: setup-dev ## format, lint, types, contracts, stubs current, layer rule
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
-	@for package in $(PACKAGES); do echo "mypy $$package"; (cd $$package && ../$(BIN)/mypy --config-file ../pyproject.toml $$(dirname trivet*/__init__.py)) || exit 1; done
+	$(BIN)/mypy $(foreach package,$(PACKAGES),$(dir $(wildcard $(package)/trivet*/__init__.py)))
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against released.binpb
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python -m pytest -q tests/test_layers.py
