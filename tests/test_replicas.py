@@ -135,7 +135,8 @@ async def test_streams_end_as_ever_when_one_of_two_workers_goes() -> None:
 
 
 async def test_streams_end_as_ever_when_the_only_worker_is_killed_and_comes_back() -> None:
-    async with deployed() as deployment, calling(deployment.base_url) as gateway:
+    """In bfloat16, where last bits decide more often: what it ran alone or in other chunks the first time has the same bits again."""
+    async with deployed("--batch-invariant", "on", dtype="bfloat16") as deployment, calling(deployment.base_url) as gateway:
         wanted = await run_all(gateway, Progress())
         assert await run_with_signal(deployment, gateway, signal.SIGKILL, workers=("worker-0",), victim="worker-0") == wanted
         await gateway.still_answers()

@@ -1,12 +1,9 @@
 """Log probabilities are finite JSON, and those of a prompt are right whatever the prefix cache holds."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from tests.deployment import deployed
 from tests.gateway import Gateway, calling, together
 
 COMPLETIONS = "/v1/completions"
@@ -15,12 +12,6 @@ PROMPT = "The capital of France is"
 FLOOR = -9999.0
 LENGTHS = (15, 16, 17, 31, 32, 33, 64)
 STORY = "Every morning the ferry left the north quay with bread, letters and one goat, and every evening it came back with nets. " * 4
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chunked_url() -> AsyncIterator[str]:
-    async with deployed("--max-num-batched-tokens", "8") as deployment:
-        yield deployment.base_url
 
 
 # Finite log probabilities; the parser of `Gateway` refuses NaN and the infinities in every answer
@@ -130,12 +121,10 @@ def likeliest(answer: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-async def test_prompt_logprobs_are_the_same_with_a_cold_and_a_warm_cache_and_in_chunks(
-    gateway: Gateway, chunked_url: str, length: int
-) -> None:
+async def test_prompt_logprobs_are_the_same_with_a_cold_and_a_warm_cache_and_in_chunks(gateway: Gateway, in_twos: str, length: int) -> None:
     prompt = (await gateway.tokenize(STORY))[:length]
     uncached = await gateway.complete(prompt, prompt_logprobs=1, max_tokens=1, cache_salt=f"prompt logprobs {length}")
-    async with calling(chunked_url) as chunked:
+    async with calling(in_twos) as chunked:
         sends = [await chunked.complete(prompt, prompt_logprobs=1, max_tokens=1) for _ in range(2)]
     for answer in sends:
         assert prompt_values(answer, prompt) == pytest.approx(prompt_values(uncached, prompt), abs=1e-4)
@@ -145,14 +134,14 @@ async def test_prompt_logprobs_are_the_same_with_a_cold_and_a_warm_cache_and_in_
 
 @pytest.mark.parametrize("length", LENGTHS)
 async def test_an_echo_with_logprobs_is_the_same_with_a_cold_and_a_warm_cache_and_in_chunks(
-    gateway: Gateway, chunked_url: str, length: int
+    gateway: Gateway, in_twos: str, length: int
 ) -> None:
     prompt = (await gateway.tokenize(STORY))[:length]
     wishes = {"echo": True, "logprobs": 1, "max_tokens": 1}
     uncached = await gateway.complete(prompt, cache_salt=f"echo {length}", **wishes)
     wanted = uncached["choices"][0]["logprobs"]
     assert len(wanted["token_logprobs"]) == length + 1
-    async with calling(chunked_url) as chunked:
+    async with calling(in_twos) as chunked:
         sends = [await chunked.complete(prompt, cache_salt=f"echo {length}", **wishes) for _ in range(2)]
     for answer in sends:
         logprobs = answer["choices"][0]["logprobs"]
@@ -162,8 +151,8 @@ async def test_an_echo_with_logprobs_is_the_same_with_a_cold_and_a_warm_cache_an
         assert logprobs["token_logprobs"][1:] == pytest.approx(wanted["token_logprobs"][1:], abs=1e-4)
 
 
-async def test_a_prompt_with_logprobs_fills_the_cache_for_requests_without(chunked_url: str) -> None:
-    async with calling(chunked_url) as chunked:
+async def test_a_prompt_with_logprobs_fills_the_cache_for_requests_without(in_twos: str) -> None:
+    async with calling(in_twos) as chunked:
         prompt = (await chunked.tokenize(STORY))[:64]
         await together(*(chunked.complete(prompt, prompt_logprobs=1, max_tokens=1, cache_salt="fill") for _ in range(2)))
         plain = await chunked.complete(prompt, max_tokens=1, cache_salt="fill")

@@ -75,8 +75,8 @@ async def test_penalties_give_the_ids_of_the_reference(gateway: Gateway) -> None
     assert batch == wanted
 
 
-async def test_penalties_give_the_ids_of_the_reference_when_the_prompt_comes_in_chunks_of_two() -> None:
-    async with deployed("--max-num-batched-tokens", "2") as deployment, calling(deployment.base_url) as chunked:
+async def test_penalties_give_the_ids_of_the_reference_when_the_prompt_comes_in_chunks_of_two(in_twos: str) -> None:
+    async with calling(in_twos) as chunked:
         for record in PENALISED:
             assert await penalised(chunked, record) == record["output_ids"]
 
