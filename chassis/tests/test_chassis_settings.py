@@ -190,6 +190,9 @@ def test_unknown_keys_are_errors_with_the_nearest_known_one(tmp_path: Path) -> N
     assert refusal([], {"TRIVET_WORKER_SHARES": "1"}) == (
         "the environment variable TRIVET_WORKER_SHARES is not known; did you mean TRIVET_WORKER_SHARE?"
     )
+    assert refusal([], {"TRIVET_CPU_ISA": "sse9"}) == (
+        "the environment variable TRIVET_CPU_ISA is 'sse9'; it is one of plain, avx2, avx512, amx"
+    )
     assert "TRIVET_WROKER_SHARE" in refusal([], {"TRIVET_WROKER_SHARE": "1"})
     file = tmp_path / "trivet.toml"
     file.write_text("[worker]\nshaer = 1\n")

@@ -28,6 +28,7 @@ __all__ = [
     "ByteSize",
     "Loaded",
     "Setting",
+    "check_native_variables",
     "explain",
     "load_settings",
     "nearest",
@@ -39,6 +40,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 SECTIONS = ("frontend", "scheduler", "worker", "serve", "mock_worker", "mock_scheduler")
 PREFIX = "TRIVET_"
 CONFIG_VARIABLE = "TRIVET_CONFIG"
+NATIVE_VARIABLES: Mapping[str, tuple[str, ...]] = {"TRIVET_CPU_ISA": ("plain", "avx2", "avx512", "amx")}
+"""No service's settings: native code reads them. With their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +206,21 @@ def _read_file(path: str | None, fields: Mapping[str, Field], section: str) -> I
         yield _Given(fields[name], value, f"{key} in {path}", f"file {path}")
 
 
+def check_native_variables(environ: Mapping[str, str]) -> None:
+    """Raises INVALID_ARGUMENT for a value that native code does not know and would pass over."""
+    for variable, choices in NATIVE_VARIABLES.items():
+        value = environ.get(variable)
+        if value is not None and value not in choices:
+            raise invalid(f"the environment variable {variable} is {value!r}; it is one of {', '.join(choices)}", variable)
+
+
 def _read_environment(fields: Mapping[str, Field], section: str, environ: Mapping[str, str]) -> Iterator[_Given]:
     prefixes = {name: f"{PREFIX}{name.upper()}_" for name in SECTIONS}
     own = prefixes[section]
+    check_native_variables(environ)
     names = {own + name.upper(): field for name, field in fields.items()}
     for variable, value in environ.items():
-        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE:
+        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or variable in NATIVE_VARIABLES:
             continue
         if variable in names:
             yield _Given(names[variable], value, variable, f"env {variable}")

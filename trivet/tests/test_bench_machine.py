@@ -108,6 +108,15 @@ def test_kernels_are_timed_at_every_size_that_fits_the_memory_given(
     assert "decode steps, q4_1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["limits", "kernels"])
+def test_an_instruction_set_that_nobody_knows_is_a_readable_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIVET_CPU_ISA", "sse9")
+    assert main(["bench", name]) == 2
+    assert "TRIVET_CPU_ISA is 'sse9'; it is one of plain, avx2, avx512, amx" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -30,6 +30,16 @@ def test_every_setting_has_an_owner() -> None:
     assert all(set(owners) <= set(EVERY_SERVICE) for owners in OWNERS.values())
 
 
+def test_a_setting_that_only_a_service_has_is_told_with_its_way() -> None:
+    for flag, variable in (("--watermark", "TRIVET_SCHEDULER_WATERMARK"), ("--spin=5", "TRIVET_WORKER_SPIN")):
+        with pytest.raises(TrivetError, match=variable):
+            load_serve_settings([flag, "3"], {}, prog="trivet serve")
+
+
+def test_a_native_variable_is_no_unknown_setting() -> None:
+    assert load_serve_settings([], {"TRIVET_CPU_ISA": "avx2"}, prog="trivet serve").value.workers == 1
+
+
 def test_a_near_miss_is_named() -> None:
     with pytest.raises(TrivetError, match=r"--max-modl-len is not known to trivet serve; did you mean --max-model-len\?"):
         load_serve_settings(["--max-modl-len", "3"], {}, prog="trivet serve")

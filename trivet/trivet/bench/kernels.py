@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trivet_chassis.settings import check_native_variables
 from trivet_kernels.cpu.library import NotBuilt, instruction_set
 from trivet_kernels.cpu.limits import MIB, Effort, LimitFormat, product_rate, read_rate
 from trivet_kernels.cpu.timing import TIMED_FORMATS, StepPart, StepTimer, TimedShape, attention_shape, product_time
@@ -83,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    check_native_variables(os.environ)
     for flag, given, known in (("--formats", arguments.formats, TIMED_FORMATS), ("--only", arguments.only, PARTS)):
         for name in given:
             if name not in known:

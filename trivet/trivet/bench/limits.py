@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trivet_chassis.settings import check_native_variables
 from trivet_kernels.cpu.library import NotBuilt, instruction_set
 from trivet_kernels.cpu.limits import MIB, Effort, LimitFormat, meeting_seconds, product_rate, read_rate
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    check_native_variables(os.environ)
     for name in ("threads", "rounds", "round_time", "memory"):
         value = getattr(arguments, name)
         if value is not None and value <= 0:

@@ -11,11 +11,18 @@ from typing import Annotated
 
 import msgspec
 from trivet_chassis.logging import LogFormat, LogLevel
-from trivet_chassis.settings import CONFIG_VARIABLE, Loaded, Setting, load_settings
+from trivet_chassis.settings import CONFIG_VARIABLE, PREFIX, Loaded, Setting, load_settings
+from trivet_frontend.config import FrontendSettings
+from trivet_proto.errors import TrivetError, invalid
+from trivet_scheduler.config import SchedulerSettings
+from trivet_worker.config import WorkerSettings
 
 DESCRIPTION = """\
 Serve a model on this machine: workers, a scheduler and an OpenAI-compatible gateway, started and looked after.
 Ctrl-C lets running requests finish and stops all; a second Ctrl-C stops at once."""
+
+
+SERVICES: Mapping[str, type[msgspec.Struct]] = {"frontend": FrontendSettings, "scheduler": SchedulerSettings, "worker": WorkerSettings}
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,8 +113,25 @@ class LoadedServeSettings:
 
 def load_serve_settings(argv: Sequence[str], environ: Mapping[str, str], *, prog: str) -> LoadedServeSettings:
     """Raises `TrivetError` for what a person got wrong."""
-    loaded = load_settings(ServeSettings, section="serve", prog=prog, description=DESCRIPTION, argv=argv, environ=environ)
+    try:
+        loaded = load_settings(ServeSettings, section="serve", prog=prog, description=DESCRIPTION, argv=argv, environ=environ)
+    except TrivetError as error:
+        raise _with_the_owner(error) from error
     return LoadedServeSettings(loaded, _config_file(argv) or environ.get(CONFIG_VARIABLE))
+
+
+def _with_the_owner(error: TrivetError) -> TrivetError:
+    """The error, or, where an unknown flag is a service's own setting, how that is set."""
+    name = (error.param or "").removeprefix("--").replace("-", "_")
+    owners = [service for service, settings in SERVICES.items() if name in settings.__struct_fields__]
+    if error.param is None or not error.param.startswith("--") or name in ServeSettings.__struct_fields__ or not owners:
+        return error
+    ways = " or ".join(f"{PREFIX}{service.upper()}_{name.upper()}" for service in owners)
+    return invalid(
+        f"{error.param} is no flag of trivet serve but a setting of the {' and the '.join(owners)}: set the environment variable {ways}, "
+        f"or {name} under [{owners[0]}] in a file named by --config",
+        error.param,
+    )
 
 
 def _config_file(argv: Sequence[str]) -> str | None:
