@@ -49,7 +49,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory_utilization: Annotated[
         float, Setting(help="share of the memory that is free after loading which the KV cache may take", minimum=0.01, maximum=0.95)
     ] = 0.2
-    load_format: Annotated[Literal["auto", "dummy"], Setting(help="dummy: random weights, nothing is read but the config")] = "auto"
+    load_format: Annotated[Literal["auto", "dummy"], Setting(help="dummy: random weights; only config and tokenizer are read")] = "auto"
     quantization: Annotated[
         Quantization,
         Setting(help="how weights are kept: none: in dtype; gguf: in the file's blocks; int8: 8 bits; int8-dynamic: activations too"),
