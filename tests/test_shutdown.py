@@ -1,6 +1,8 @@
 """A deployment that is told to stop leaves nothing: no process, no socket. `deployed` looks after each interrupt; here it is counted."""
 
 import signal
+import subprocess
+import sys
 
 import httpx
 import pytest
@@ -34,3 +36,25 @@ async def test_a_termination_of_the_launcher_alone_ends_its_services_too() -> No
         deployment.process.send_signal(signal.SIGTERM)
         await deployment.process.wait()
         await leave_no_trace(deployment)
+
+
+INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+
+class Interrupting:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == sys.argv[1] + ".server":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever is inherited
+sys.meta_path.insert(0, Interrupting)
+runpy.run_module(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["trivet_frontend", "trivet_scheduler", "trivet_worker"])
+def test_an_interrupt_during_the_imports_ends_a_service_without_a_traceback(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, module], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGINT
+    assert "Traceback" not in done.stderr

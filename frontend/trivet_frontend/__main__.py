@@ -3,14 +3,17 @@
 import sys
 from collections.abc import Sequence
 
-from trivet_chassis.announcing import announce_settings
-from trivet_chassis.lifecycle import EXIT_CONFIGURATION, Lifecycle, run_service
-from trivet_chassis.logging import configure_logging
-from trivet_chassis.settings import explain, load_settings
-from trivet_proto.errors import TrivetError
+from trivet_chassis.interrupts import interrupts_ending_the_process, let_interrupts_end_the_process
 
-from trivet_frontend.config import FrontendSettings
-from trivet_frontend.server import serve
+with interrupts_ending_the_process():  # the imports take a second or so
+    from trivet_chassis.announcing import announce_settings
+    from trivet_chassis.lifecycle import EXIT_CONFIGURATION, Lifecycle, run_service
+    from trivet_chassis.logging import configure_logging
+    from trivet_chassis.settings import explain, load_settings
+    from trivet_proto.errors import TrivetError
+
+    from trivet_frontend.config import FrontendSettings
+    from trivet_frontend.server import serve
 
 DESCRIPTION = """\
 The frontend: OpenAI's HTTP API and the public gRPC API, templates and text.
@@ -39,4 +42,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    let_interrupts_end_the_process()  # until there is something to stop
     sys.exit(main())

@@ -2,14 +2,17 @@
 
 import sys
 
-from trivet_chassis.announcing import announce_settings
-from trivet_chassis.lifecycle import EXIT_CONFIGURATION, run_service
-from trivet_chassis.logging import configure_logging
-from trivet_chassis.settings import explain, load_settings
-from trivet_proto.errors import TrivetError
+from trivet_chassis.interrupts import interrupts_ending_the_process, let_interrupts_end_the_process
 
-from trivet_scheduler.config import SchedulerSettings
-from trivet_scheduler.server import serve
+with interrupts_ending_the_process():  # the imports take a second or so
+    from trivet_chassis.announcing import announce_settings
+    from trivet_chassis.lifecycle import EXIT_CONFIGURATION, run_service
+    from trivet_chassis.logging import configure_logging
+    from trivet_chassis.settings import explain, load_settings
+    from trivet_proto.errors import TrivetError
+
+    from trivet_scheduler.config import SchedulerSettings
+    from trivet_scheduler.server import serve
 
 
 def main() -> int:
@@ -31,4 +34,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    let_interrupts_end_the_process()  # until there is something to stop
     sys.exit(main())

@@ -4,7 +4,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from trivet.interrupts import interrupts_ending_the_process, let_interrupts_end_the_process
+from trivet_chassis.interrupts import interrupts_ending_the_process, let_interrupts_end_the_process
 
 with interrupts_ending_the_process():  # the imports take most of a second
     from trivet_chassis.lifecycle import EXIT_CLEAN, EXIT_CONFIGURATION

@@ -3,13 +3,16 @@
 import os
 import sys
 
-from trivet_chassis.announcing import announce_settings
-from trivet_chassis.lifecycle import EXIT_CONFIGURATION, run_service
-from trivet_chassis.logging import configure_logging
-from trivet_chassis.settings import explain, load_settings
-from trivet_proto.errors import TrivetError
+from trivet_chassis.interrupts import interrupts_ending_the_process, let_interrupts_end_the_process
 
-from trivet_worker.config import WorkerSettings
+with interrupts_ending_the_process():  # the imports take a second or so
+    from trivet_chassis.announcing import announce_settings
+    from trivet_chassis.lifecycle import EXIT_CONFIGURATION, run_service
+    from trivet_chassis.logging import configure_logging
+    from trivet_chassis.settings import explain, load_settings
+    from trivet_proto.errors import TrivetError
+
+    from trivet_worker.config import WorkerSettings
 
 DRAIN_MARGIN_S = 10.0
 """How much longer than its own limit a drain may take before the process is ended: a step at hand is finished."""
@@ -42,4 +45,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    let_interrupts_end_the_process()  # until there is something to stop
     sys.exit(main())
