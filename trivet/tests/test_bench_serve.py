@@ -295,6 +295,7 @@ def test_a_peer_that_ends_instead_of_serving_is_an_error_with_its_last_words(url
     ("flags", "complaint"),
     [
         (["--workload", "W9"], "--workload W9 is not known"),
+        (["--rate", "nan"], "--rate nan: more than 0 is wanted"),
         (["--runs", "0"], "--runs 0: more than 0 is wanted"),
         (["--burst", "3"], "--burst belongs to an open loop"),
         (["--slo", "fast"], "--slo fast: milliseconds by name"),

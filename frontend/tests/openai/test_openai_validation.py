@@ -196,6 +196,7 @@ async def test_unknown_models_paths_and_methods_have_openai_shape(http) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
     answer = await http.get(CHAT)
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert "POST" in answer.headers["Allow"]
 
 
 async def test_a_body_over_the_limit_is_413_and_names_the_limit(start_frontend) -> None:

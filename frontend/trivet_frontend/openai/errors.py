@@ -57,4 +57,7 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
         found = TrivetError(ErrorKind.METHOD_NOT_ALLOWED, f"{request.url.path[:256]} does not take {request.method}")
     else:
         found = as_trivet_error(error)
-    return error_response(found)
+    answer = error_response(found)
+    if isinstance(error, HTTPException) and error.headers is not None and "Allow" in error.headers:
+        answer.headers["Allow"] = error.headers["Allow"]
+    return answer

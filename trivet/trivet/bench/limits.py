@@ -9,6 +9,7 @@ The instruction set is the worker's (TRIVET_CPU_ISA lowers it). Each figure is t
 """
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_native_variables(os.environ)
     for name in ("threads", "rounds", "round_time", "memory"):
         value = getattr(arguments, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise invalid(f"--{name.replace('_', '-')} {value}: more than 0 is wanted")
     check_outputs(arguments.json, arguments.plot)
     workloads, model = chosen_workloads(arguments.workload, Overrides()), read_dimensions(arguments.model)

@@ -15,6 +15,7 @@ with text, TPOT is the rest of the time over the tokens after the first, E2E to 
 
 import argparse
 import json
+import math
 import secrets
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def check(arguments: argparse.Namespace) -> Order:
     """Raises `TrivetError` for what cannot be measured."""
     for name in ("runs", "burst", "concurrency", "requests", "input_tokens", "output_tokens", "rate", "timeout", "start_timeout"):
         value = getattr(arguments, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise invalid(f"--{name.replace('_', '-')} {value}: more than 0 is wanted")
     if arguments.burst > 1 and arguments.rate is None:
         raise invalid("--burst belongs to an open loop: give --rate too")
