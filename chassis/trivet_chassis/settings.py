@@ -1,4 +1,4 @@
-"""One way to configure every service: defaults < TOML file < environment < command line.
+"""One way to configure every service: defaults < TOML file < environment < command line < what a program says itself.
 
 A service describes its settings once, as a frozen msgspec struct whose fields carry `Setting` metadata; flags, environment
 variables, file keys and help come from that. Unknown keys are errors that name the nearest known one. Nothing here is
@@ -46,7 +46,10 @@ NATIVE_VARIABLES: Mapping[str, tuple[str, ...]] = {"TRIVET_CPU_ISA": ("plain", "
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[T]):
-    """The final settings, and where each value came from: "default", "file PATH", "env NAME", "flag --name" or "argument NAME"."""
+    """The final settings, and where each value came from.
+
+    An origin is "default", "file PATH", "env NAME", "flag --name", "argument NAME" or "keyword name".
+    """
 
     value: T
     origins: dict[str, str]
@@ -80,8 +83,12 @@ def load_settings(
     description: str,
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
+    keywords: Mapping[str, object] | None = None,
 ) -> Loaded[T]:
-    """Read `cls` from all sources. `--help` prints and exits; whatever a person got wrong is a `TrivetError` with the way out."""
+    """Read `cls` from all sources. `--help` prints and exits; whatever a person got wrong is a `TrivetError` with the way out.
+
+    `keywords` are settings by their names that a program says itself, as values; nothing goes over them.
+    """
     assert section in SECTIONS, section
     environ = os.environ if environ is None else environ
     fields = {field.name: field for field in fields_of(cls)}
@@ -90,7 +97,13 @@ def load_settings(
     values: dict[str, object] = {name: field.default for name, field in fields.items() if field.default is not msgspec.NODEFAULT}
     origins = dict.fromkeys(values, "default")
     path = flags.pop("config", None) or environ.get(CONFIG_VARIABLE)
-    for given in [*_read_file(path, fields, section), *_read_environment(fields, section, environ), *_read_flags(fields, flags)]:
+    sources = (
+        _read_file(path, fields, section),
+        _read_environment(fields, section, environ),
+        _read_flags(fields, flags),
+        (_Given(fields[name], value, name, f"keyword {name}") for name, value in (keywords or {}).items()),
+    )
+    for given in [given for source in sources for given in source]:
         values[given.field.name] = convert(given.field, given.raw, given.label)
         origins[given.field.name] = given.origin
     missing = [field for name, field in fields.items() if name not in values]

@@ -128,7 +128,7 @@ async def test_every_sampling_field_reaches_the_scheduler(side, backend) -> None
         stop="zebra",
         stop_token_ids=[77],
         ignore_eos=True,
-        logit_bias={5: -3.0},
+        logit_bias={5: -3.0, "6": 2.0},
         bad_words=["bad"],
         allowed_token_ids=range(1000, 7000),
         logprobs=3,
@@ -142,7 +142,7 @@ async def test_every_sampling_field_reaches_the_scheduler(side, backend) -> None
     assert (sent.max_tokens, sent.min_tokens, sent.top_k, sent.logprobs, sent.prompt_logprobs) == (7, 2, 9, 3, 1)
     assert (sent.temperature, sent.top_p, sent.min_p) == (0.5, 0.75, 0.25)
     assert (sent.presence_penalty, sent.frequency_penalty, sent.repetition_penalty) == (1, -1, 1.5)
-    assert unpack_i32(sent.logit_bias_ids).tolist() == [5]
+    assert unpack_i32(sent.logit_bias_ids).tolist() == [5, 6]
     assert len(unpack_i32(sent.allowed_token_ids)) == 6000
     assert 77 in unpack_i32(sent.stop_token_ids)
     assert sent.ignore_eos

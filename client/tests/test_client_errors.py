@@ -78,6 +78,8 @@ async def test_the_server_names_the_field_that_it_refuses(side, backend, fields:
         ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"stop_token_ids": [2**63]}, "stop_token_ids"),
         ({"logit_bias": {"a": 1.0}}, "logit_bias"),
+        ({"logit_bias": {"1.5": 1.0}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1.0}}, "logit_bias"),
         ({"bad_words": "word"}, "bad_words"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"cache_salt": b"\xff"}, "cache_salt"),

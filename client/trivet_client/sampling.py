@@ -19,7 +19,7 @@ class SamplingParams:
     - `seed`: the same seed gives the same tokens, −2^63 to 2^64 − 1. Absent: drawn at random.
     - `stop`: text or texts that end the answer; `stop_token_ids` the same in tokens; `ignore_eos` goes on past the model's own end.
     - `include_stop_str_in_output`: whether the stop text is part of the answer.
-    - `logit_bias`: token id → −100 to 100; `bad_words`, `allowed_token_ids`: what is never, or alone, sampled.
+    - `logit_bias`: token id, as number or text → −100 to 100; `bad_words`, `allowed_token_ids`: what is never, or alone, sampled.
     - `logprobs`: log probability of each token and of so many rivals; 0: of the token alone. `prompt_logprobs`: the same for the prompt.
     - `n`: number of choices.
     - `skip_special_tokens`, `spaces_between_special_tokens`: how special tokens appear in text.
@@ -41,7 +41,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    logit_bias: Mapping[int, float] | None = None
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None = None
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
     logprobs: int | None = None
@@ -55,6 +55,8 @@ class SamplingParams:
 
 
 DEFAULT_SAMPLING = SamplingParams()
+
+MAX_DIGITS = 12
 
 _SPECIAL = {"seed", "stop", "logit_bias", "bad_words", "allowed_token_ids"}
 _PLAIN = tuple(field.name for field in fields(SamplingParams) if field.name not in _SPECIAL)
@@ -78,9 +80,17 @@ def params_of(sampling: SamplingParams) -> inference_pb2.GenerationParams:
         set_field(params, "allowed_token_ids", sampling.allowed_token_ids)
     for token_id, bias in (sampling.logit_bias or {}).items():
         entry = params.logit_bias.add()
-        set_field(entry, "token_id", token_id, param="logit_bias")
+        set_field(entry, "token_id", _token_id(token_id), param="logit_bias")
         set_field(entry, "bias", bias, param="logit_bias")
     return params
+
+
+def _token_id(key: int | str) -> int:
+    if not isinstance(key, str):
+        return key
+    if not (key.isascii() and key.removeprefix("-").isdigit() and len(key) < MAX_DIGITS):
+        raise invalid(f"logit_bias: {key[:32]!r} is no token id, which is a whole number", "logit_bias")
+    return int(key)
 
 
 def _signed(seed: int) -> int:

@@ -3,10 +3,12 @@
 import concurrent.futures
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from trivet.offline.answering import answer as answered
 from trivet.offline.engine import RunningEngine
 from trivet.offline.engine_thread import EngineThread
 from trivet_frontend.config import FrontendSettings
@@ -35,6 +37,36 @@ def test_work_is_done_until_the_thread_is_stopped(thread: EngineThread) -> None:
     thread.stop()
     with pytest.raises(TrivetError, match="this LLM has been closed"):
         answer(thread, 3)
+
+
+@pytest.mark.parametrize("progress", [False, True])
+@pytest.mark.parametrize("is_told", [False, True])
+def test_what_runs_when_the_engine_ends_says_why(played: Any, thread: EngineThread, is_told: bool, progress: bool) -> None:
+    batch = Batch([[5, 6], [7]], SamplingParams(max_tokens=7000, ignore_eos=True))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(answered, thread, batch, concurrency=None, progress=progress)
+        deadline = time.monotonic() + 30
+        while not batch.output_tokens:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if is_told:
+            thread.stop()
+        else:
+            played.die(TrivetError(ErrorKind.UNAVAILABLE, "worker-0 died once too often"))
+        try:
+            errors = [output.error for output in waiting.result(30)]
+        except TrivetError as error:
+            errors = [error]
+    reason = "this LLM has been closed" if is_told else "worker-0 died once too often"
+    assert {str(error) for error in errors} == {reason}
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "words"), [("2", "'2' is not a w"), (1.5, "1.5 is not a w"), (True, "True is not a w"), (0, "0 is b")]
+)
+def test_a_concurrency_that_is_no_number_of_prompts_is_refused(thread: EngineThread, concurrency: Any, words: str) -> None:
+    with pytest.raises(TrivetError, match=f"^concurrency: {words}"):
+        answered(thread, Batch("One"), concurrency=concurrency, progress=False)
 
 
 def test_what_runs_when_the_engine_dies_ends_and_later_calls_say_of_what_it_died(played: Any, thread: EngineThread) -> None:

@@ -4,30 +4,30 @@ The class blocks its caller and owns nothing but the thread in which the engine 
 chats.
 """
 
-import concurrent.futures
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 from trivet_chassis.logging import LogLevel
-from trivet_frontend.offline import Batch, Prompt, RequestOutput, SamplingParams
-from trivet_proto.errors import TrivetError, invalid
+from trivet_frontend.offline import Batch, RequestOutput, SamplingParams
+from trivet_proto.errors import TrivetError
 
+from trivet.offline.answering import answer
 from trivet.offline.choosing import child_processes, this_process
-from trivet.offline.progress_bar import wait_with_progress
 from trivet.offline.settings import in_keywords, load_offline_settings
 
-Prompts = str | list[int] | Sequence[str | list[int]]
+Prompts = str | Sequence[int] | Iterable[str | Sequence[int]]
 
 
 class LLM:
     """A model that is ready when this returns, until `close`, the end of a `with` block, or the end of the program.
 
     Scheduler and worker run as child processes, as under `trivet serve`; with `inprocess` in this one, which brings in torch. The other
-    keywords are the flags of `trivet serve`, and what none says comes from where it does there.
+    keywords are the flags of `trivet serve` and, under their own names, the further settings of worker and scheduler. What none says
+    comes from where it does there.
 
     Raises `TrivetError`, with nothing left running, for settings that are not served: its message says what would be.
     """
@@ -50,7 +50,7 @@ class LLM:
         max_num_batched_tokens: int | None = None,
         threads: int | None = None,
         attention_backend: str | None = None,
-        batch_invariant: Literal["auto", "on", "off"] | None = None,
+        batch_invariant: Literal["auto", "on", "off"] | bool | None = None,
         logits_processors: tuple[str, ...] | None = None,
         workers: int | None = None,
         policy: str | None = None,
@@ -59,8 +59,12 @@ class LLM:
         startup_timeout: float | None = None,
         progress: bool = True,
         log_level: LogLevel = "warning",
+        **own_settings: object,
     ) -> None:
-        """`progress`: whether the start is shown on a terminal; `config`: a TOML file as of `trivet serve --config`."""
+        """`progress`: whether the start is shown on a terminal; `config`: a TOML file as of `trivet serve --config`.
+
+        `own_settings` are those of a worker or a scheduler that `trivet serve` has no flags for, such as `run_ahead`; others are refused.
+        """
         environ = dict(os.environ)
         try:
             settings = load_offline_settings(
@@ -89,6 +93,7 @@ class LLM:
                     "log_level": log_level,
                 },
                 environ,
+                own_settings,
             )
             engine = this_process(settings, environ) if inprocess else child_processes(settings, environ, shows_start=progress)
             engine.start()
@@ -101,32 +106,21 @@ class LLM:
     def generate(
         self,
         prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         progress: bool = True,
         concurrency: int | None = None,
     ) -> list[RequestOutput]:
-        """Answer `prompts`, each a text or a list of token ids, in their order.
+        """Answer `prompts`, each a text or a list (an array) of token ids, in their order; one alone needs no list.
 
         `sampling_params` are for all of them, or a list with one for each; none: the model's own. `progress` shows a bar on a terminal.
         At most `concurrency` prompts are with the engine at one time; none: as many as it takes.
 
         A prompt that fails has its error in its output, and the others go on; where all fail, the first one's `TrivetError` is raised.
         """
-        batch = Batch(*_paired(prompts, sampling_params))
-        if concurrency is not None and concurrency < 1:
-            raise invalid(f"concurrency: {concurrency} is below 1", "concurrency")
-        if not batch.size:
-            return []
-        future = self._engine.submit(lambda inference: batch.run(inference, at_once=concurrency or inference.max_requests))
-        try:
-            outputs = wait_with_progress(future, batch) if progress else future.result()
-        except concurrent.futures.CancelledError:
-            raise self._engine.why_it_ended() from None
-        except BaseException:
-            future.cancel()  # Ctrl-C: what is with the engine is given up
-            raise
-        if all(output.error is not None for output in outputs):
+        batch = Batch(prompts, sampling_params)
+        outputs = answer(self._engine, batch, concurrency=concurrency, progress=progress)
+        if outputs and all(output.error is not None for output in outputs):
             assert outputs[0].error is not None
             raise outputs[0].error
         return outputs
@@ -140,14 +134,3 @@ class LLM:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _paired(prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None) -> tuple[list[Prompt], list[SamplingParams]]:
-    """A list of prompts and one of as many parameters. What is no prompt is refused with its own request."""
-    is_one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
-    listed: list[Prompt] = [prompts] if is_one else list(prompts)  # type: ignore[list-item, arg-type]
-    if params is None or isinstance(params, SamplingParams):
-        return listed, [params or SamplingParams()] * len(listed)
-    if len(params) != len(listed):
-        raise invalid(f"sampling_params: {len(params)} for {len(listed)} prompts; give one for all, or one for each", "sampling_params")
-    return listed, list(params)

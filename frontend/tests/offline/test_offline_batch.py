@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from trivet_chassis.in_process import InProcessServer
 from trivet_frontend.config import FrontendSettings
@@ -129,12 +130,79 @@ async def test_parameters_out_of_range_are_refused_as_by_the_services(inference:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("temperature", "hot"), ("max_tokens", 1.5), ("stop", [1]), ("stop_token_ids", "x"), ("logit_bias", {"1": 2}), ("n", True)],
+    [("temperature", "hot"), ("max_tokens", 1.5), ("stop", [1]), ("stop_token_ids", "x"), ("logit_bias", {1.5: 2}), ("n", True)],
 )
 def test_a_parameter_of_another_type_is_refused_by_its_name(field: str, value: object) -> None:
     with pytest.raises(TrivetError, match=f"^{field}: Expected") as refusal:
         SamplingParams(**{field: value})  # type: ignore[arg-type]
     assert refusal.value.param == field
+
+
+async def test_keys_of_logit_bias_are_numbers_or_their_text(fake: Any, inference: Inference) -> None:
+    seen = []
+    fake.script = lambda add, index: seen.append(unpack_i32(add.sampling.logit_bias_ids).tolist()) or [1]
+    await answers(inference, [[1]], SamplingParams(max_tokens=1, logit_bias={7: 1.0}))
+    await answers(inference, [[1]], SamplingParams(max_tokens=1, logit_bias={"7": 1.0}))
+    assert seen == [[7], [7]]
+
+
+@pytest.mark.parametrize("key", ["a", "", "1.5", "--1", " 5"])
+def test_a_text_that_is_no_token_id_is_refused_as_a_key(key: str) -> None:
+    with pytest.raises(TrivetError, match=f"^logit_bias: '{key}' is no token id, which is a whole number$"):
+        SamplingParams(logit_bias={key: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("prompts", "ids"),
+    [
+        ([5, 6], [[5, 6]]),
+        ((5, 6), [[5, 6]]),
+        (range(5, 7), [[5, 6]]),
+        (np.array([5, 6]), [[5, 6]]),
+        ([np.int64(5), 6], [[5, 6]]),
+        (np.array([[5, 6], [7, 8]]), [[5, 6], [7, 8]]),
+        ([np.array([5, 6], dtype=np.uint16), (7,), range(8, 9)], [[5, 6], [7], [8]]),
+        (([number] for number in (5, 6)), [[5], [6]]),
+        ((number for number in (5, 6)), [[5, 6]]),
+    ],
+)
+async def test_whatever_lists_token_ids_is_prompts(inference: Inference, prompts: object, ids: list[list[int]]) -> None:
+    outputs = await Batch(prompts, (SamplingParams(max_tokens=1) for _ in ids)).run(inference, at_once=8)
+    assert [list(output.prompt_token_ids) for output in outputs] == ids
+    assert [output.error for output in outputs] == [None] * len(ids)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, 1.5, True, b"One", {"prompt": "One"}, {"One"}, np.int64(5), object, SamplingParams()])
+def test_what_is_no_prompts_is_refused(prompts: object) -> None:
+    with pytest.raises(TrivetError, match=r"^prompts: .+ is neither a text, nor a list of token ids, nor a list of either$") as refusal:
+        Batch(prompts)
+    assert refusal.value.param == "prompts"
+
+
+@pytest.mark.parametrize("prompt", [None, 5, True, b"One", {"prompt": "One"}, ["One", "Two"], [[1], [2]], [1, "x"], [1.5], iter([5])])
+async def test_what_is_no_prompt_among_others_is_refused_by_its_place(inference: Inference, prompt: object) -> None:
+    outputs = await Batch([[7], prompt], SamplingParams(max_tokens=1)).run(inference, at_once=8)
+    assert outputs[0].error is None
+    assert outputs[1].error is not None
+    assert outputs[1].error.message.startswith("prompts[1]: ")
+    assert outputs[1].error.message.endswith(" is neither a text nor a list of token ids")
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"max_tokens": 2}, r"^sampling_params: {'max_tokens': 2} is neither SamplingParams\(…\) nor a list of them$"),
+        ("x", "^sampling_params: 'x' is neither SamplingParams"),
+        (5, "^sampling_params: 5 is neither SamplingParams"),
+        ([{"max_tokens": 2}, None], r"^sampling_params\[0\]: {'max_tokens': 2} is not SamplingParams"),
+        ([SamplingParams(), None], r"^sampling_params\[1\]: None is not SamplingParams"),
+        ([SamplingParams()], "^sampling_params: 1 for 2 prompts; give one for all, or one for each$"),
+    ],
+)
+def test_what_are_no_parameters_is_refused(params: object, words: str) -> None:
+    with pytest.raises(TrivetError, match=words) as refusal:
+        Batch(["One", "Two"], params)
+    assert refusal.value.param == "sampling_params"
 
 
 async def test_a_model_that_does_not_generate_says_what_it_serves(fake: Any) -> None:

@@ -6,24 +6,21 @@ ends its own request alone. The counters are for whoever shows them; another thr
 
 import asyncio
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from trivet_proto.errors import ErrorKind, TrivetError
 
 from trivet_frontend.offline.outputs import CompletionOutput, RequestOutput
+from trivet_frontend.offline.prompts import params_of, prompt_of, prompts_of
 from trivet_frontend.offline.sampling_params import SamplingParams
 from trivet_frontend.serving import CompletionInput, Generation, Inference, TokenLogprob
-
-Prompt: TypeAlias = str | list[int]
-"""Text, or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
     request_id: str
-    prompt: Prompt
+    index: int
+    prompt: object
     params: SamplingParams
 
 
@@ -51,14 +48,18 @@ class _Answer:
 class Batch:
     """Prompts with their parameters; `run` answers them once."""
 
-    def __init__(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> None:
+    def __init__(self, prompts: object, params: object = None) -> None:
+        """One prompt or many, with parameters for all, or for each: whatever the caller wrote.
+
+        Raises INVALID_ARGUMENT for what are none. What is no prompt among others ends its own request alone.
+        """
         stem = os.urandom(6).hex()
-        self._questions = [
-            _Question(f"{stem}-{index}", prompt, each) for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
-        ]
+        listed = prompts_of(prompts)
+        pairs = zip(listed, params_of(params, len(listed)), strict=True)
+        self._questions = [_Question(f"{stem}-{index}", index, prompt, each) for index, (prompt, each) in enumerate(pairs)]
         self._under_way = 0
         self._left = asyncio.Event()
-        self.size = len(prompts)
+        self.size = len(listed)
         self.finished = 0
         self.prompt_tokens = 0
         self.output_tokens = 0
@@ -101,8 +102,9 @@ class Batch:
         text = question.prompt if isinstance(question.prompt, str) else None
         output = RequestOutput(request_id=question.request_id, prompt=text, prompt_token_ids=())
         try:
+            prompt = prompt_of(question.prompt, question.index)
             generation = await inference.complete(
-                CompletionInput(prompt=question.prompt), question.params.options(), model=None, request_id=question.request_id
+                CompletionInput(prompt=prompt), question.params.options(), model=None, request_id=question.request_id
             )
         except TrivetError as error:
             return replace(output, error=error)

@@ -17,6 +17,7 @@ from trivet_frontend.serving import GenerationOptions
 class SamplingParams:
     """Names and meanings are those of the completions API. None is "not said": the model's own `generation_config` then holds.
 
+    `logit_bias` has token ids as keys, as numbers or as their text.
     `logprobs` and `prompt_logprobs` are how many of the most probable tokens are told beside each token; 0 tells of the token alone.
     """
 
@@ -35,7 +36,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    logit_bias: Mapping[int, float] | None = None
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None = None
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
     logprobs: int | None = None
@@ -47,12 +48,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raises INVALID_ARGUMENT for a value of another type than its field's."""
-        kinds = get_type_hints(SamplingParams)
+        kinds = get_type_hints(SamplingParams) | {"logit_bias": Mapping[int | str, float] | None}
         for field in fields(self):
             try:
                 msgspec.convert(getattr(self, field.name), type=kinds[field.name])
             except msgspec.ValidationError as error:
                 raise invalid(f"{field.name}: {error}", field.name) from None
+        for token in self.logit_bias or ():
+            if isinstance(token, str) and not (token.isascii() and token.removeprefix("-").isdigit()):
+                raise invalid(f"logit_bias: {token[:32]!r} is no token id, which is a whole number", "logit_bias")
 
     def options(self) -> GenerationOptions:
         """The form that every public API gives its requests."""

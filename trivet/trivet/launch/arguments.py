@@ -33,7 +33,8 @@ class Argument:
     @property
     def words(self) -> tuple[str, ...]:
         if self.setting == "model":
-            return (str(self.value),)  # as people write it: not a flag
+            path = str(self.value)  # as people write it: not a flag, whatever it begins with
+            return (f"./{path}" if path.startswith("-") else path,)
         name = self.setting.replace("_", "-")
         if isinstance(self.value, bool):
             return (f"--{name}" if self.value else f"--no-{name}",)
@@ -90,6 +91,8 @@ def _given(service: str, settings: LoadedServeSettings) -> Iterator[Argument]:
         value = getattr(settings.value, setting)
         if service in owners and origin != "default" and value is not None:
             yield Argument(setting, value, origin)
+    for setting, value in settings.of_services.get(service, {}).items():
+        yield Argument(setting, value, f"keyword {setting}")
 
 
 def _environment_of(

@@ -5,7 +5,7 @@ that are not here are reached by its table in the configuration file or by its `
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
 
@@ -97,10 +97,14 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class LoadedServeSettings:
-    """The settings with their origins, and the configuration file that the services read too."""
+    """The settings with their origins, and the configuration file that the services read too.
+
+    `of_services`: by a service's name, settings of its own that a program gives it.
+    """
 
     loaded: Loaded[ServeSettings]
     config_file: str | None
+    of_services: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     @property
     def value(self) -> ServeSettings:
@@ -111,10 +115,14 @@ class LoadedServeSettings:
         return self.loaded.origins
 
 
-def load_serve_settings(argv: Sequence[str], environ: Mapping[str, str], *, prog: str) -> LoadedServeSettings:
-    """Raises `TrivetError` for what a person got wrong."""
+def load_serve_settings(
+    argv: Sequence[str], environ: Mapping[str, str], *, prog: str, keywords: Mapping[str, object] | None = None
+) -> LoadedServeSettings:
+    """`keywords` go over all else. Raises `TrivetError` for what a person got wrong."""
     try:
-        loaded = load_settings(ServeSettings, section="serve", prog=prog, description=DESCRIPTION, argv=argv, environ=environ)
+        loaded = load_settings(
+            ServeSettings, section="serve", prog=prog, description=DESCRIPTION, argv=argv, environ=environ, keywords=keywords
+        )
     except TrivetError as error:
         raise _with_the_owner(error) from error
     return LoadedServeSettings(loaded, _config_file(argv) or environ.get(CONFIG_VARIABLE))

@@ -39,7 +39,7 @@ class EngineThread:
         self._failure = TrivetError(ErrorKind.FAILED_PRECONDITION, "this LLM has been closed")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
-        self._is_told_to_stop = threading.Event()
+        self._is_told_to_stop, self._has_died = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=self.NAME, daemon=True)
 
     def start(self) -> None:
@@ -62,6 +62,11 @@ class EngineThread:
         except RuntimeError:  # the loop has just closed
             running.close()
             raise self._failure from None
+
+    @property
+    def is_ending(self) -> bool:
+        """Told to end, or dead: what is unanswered now stays so, for the reason of `why_it_ended`."""
+        return self._is_told_to_stop.is_set() or self._has_died.is_set()
 
     def why_it_ended(self) -> TrivetError:
         return self._failure
@@ -106,9 +111,11 @@ class EngineThread:
             self._up.set_exception(error)
         elif isinstance(error, TrivetError):
             self._failure = error.with_traceback(None)
+            self._has_died.set()
         elif error is not self._failure:
             logger.error("the engine has broken", exc_info=error)
             self._failure = TrivetError(ErrorKind.INTERNAL, f"the engine has broken: {error!r}")
+            self._has_died.set()
 
 
 async def _unless_dead(engine: RunningEngine, work: Coroutine[Any, Any, None]) -> None:
