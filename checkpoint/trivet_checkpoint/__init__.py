@@ -2,6 +2,7 @@
 
 from trivet_checkpoint.bundle import ModelBundle, bundle_of
 from trivet_checkpoint.checkpoint import Checkpoint, SpecialTokens, TensorRecord
+from trivet_checkpoint.model_config import check_sizes, served_architecture
 from trivet_checkpoint.opening import open_checkpoint, resolve_model
 from trivet_checkpoint.quantization import dequantize
 
@@ -11,7 +12,9 @@ __all__ = [
     "SpecialTokens",
     "TensorRecord",
     "bundle_of",
+    "check_sizes",
     "dequantize",
     "open_checkpoint",
     "resolve_model",
+    "served_architecture",
 ]

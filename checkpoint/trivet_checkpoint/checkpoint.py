@@ -68,6 +68,11 @@ class Checkpoint:
     tensors: dict[str, TensorRecord]
     build_tokenizer: Callable[[], bytes]
 
+    @property
+    def config_file(self) -> Path:
+        """Where `config` comes from."""
+        return self.path if self.format == "gguf" else self.path / "config.json"
+
     def tokenizer_json(self) -> bytes:
         """A tokenizer file for `tokenizers.Tokenizer.from_buffer`."""
         return self.build_tokenizer()

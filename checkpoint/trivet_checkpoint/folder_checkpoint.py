@@ -1,6 +1,7 @@
 """A checkpoint out of a Hugging Face folder: config.json, tokenizer.json, safetensors (sharded or not) and their company."""
 
 import struct
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,7 @@ import msgspec
 from trivet_proto.errors import invalid
 
 from trivet_checkpoint.checkpoint import Checkpoint, SpecialTokens, TensorRecord
+from trivet_checkpoint.model_config import check_token_ids, read_description
 from trivet_checkpoint.quantization import FORMATS
 
 INDEX = "model.safetensors.index.json"
@@ -35,10 +37,11 @@ class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-def open_folder(path: Path) -> Checkpoint:
-    """Raises INVALID_ARGUMENT with the file's name when one is missing or broken."""
-    config = _normalise(_read_json(path / "config.json"), path)
+def open_folder(path: Path, served: Collection[str] | None = None) -> Checkpoint:
+    """Raises INVALID_ARGUMENT with the file's name when one is missing or broken, FAILED_PRECONDITION for an architecture not `served`."""
+    config = read_description(_read_json(path / "config.json"), str(path / "config.json"), served)
     generation_config = _read_json(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
+    check_token_ids(generation_config, str(path / "generation_config.json"))
     tokenizer_config = _read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
     tokenizer = path / "tokenizer.json"
     if not tokenizer.exists():
@@ -59,19 +62,6 @@ def open_folder(path: Path) -> Checkpoint:
         tensors=tensors,
         build_tokenizer=tokenizer.read_bytes,
     )
-
-
-def _normalise(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """One spelling for what newer and older configs spell differently."""
-    for key in ("vocab_size", "max_position_embeddings"):
-        if not isinstance(config.get(key), int):
-            raise invalid(f"{path / 'config.json'}: {key} is missing")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if "rope_theta" in rope:
-        config["rope_theta"] = rope["rope_theta"]
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    config["rope_scaling"] = {**rope, "rope_type": kind} if kind != "default" else None
-    return config
 
 
 def _records(path: Path) -> dict[str, TensorRecord]:
@@ -138,7 +128,9 @@ def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
             raise invalid(f"{file} cannot be read: {error}") from error
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        named = {
+            entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict) and isinstance(entry.get("name"), str)
+        }
         template = named.get("default")
     return template if isinstance(template, str) else None
 
@@ -153,7 +145,9 @@ def _special_tokens(
 
     def token_id(name: str) -> int | None:
         value = config.get(f"{name}_token_id")
-        return value if isinstance(value, int) else vocabulary.get(text(name) or "")
+        if value is None:
+            return vocabulary.get(text(name) or "")
+        return value if value >= 0 else None  # some configs say -1 for none
 
     ends: list[int] = []
     for value in (generation_config.get("eos_token_id"), config.get("eos_token_id"), vocabulary.get(text("eos") or "")):

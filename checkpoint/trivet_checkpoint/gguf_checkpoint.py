@@ -1,12 +1,12 @@
 """A checkpoint out of one GGUF file: Hugging Face's config and names, made from its metadata."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 from trivet_proto.errors import invalid
 
 from trivet_checkpoint.checkpoint import Checkpoint, SpecialTokens, TensorRecord
+from trivet_checkpoint.entries import Entries
 from trivet_checkpoint.gguf_file import GgufFile, read_gguf
 from trivet_checkpoint.gguf_names import head_count_key, hugging_face_name
 from trivet_checkpoint.gguf_tokenizer import adds_first_token, check_tokenizer, tokenizer_json
@@ -38,7 +38,7 @@ def open_gguf(path: Path) -> Checkpoint:
 
 
 def _check_architecture(file: GgufFile) -> None:
-    architecture = _text(file, "general.architecture")
+    architecture = _entries(file).text("general.architecture")
     if architecture not in ARCHITECTURES:
         raise invalid(f"{file.path}: the architecture {architecture} is not known; known are {', '.join(ARCHITECTURES)}")
     if parts := file.metadata.get("split.count", 0):
@@ -49,14 +49,14 @@ def _check_architecture(file: GgufFile) -> None:
 
 def _config(file: GgufFile, special: SpecialTokens, tensors: dict[str, TensorRecord]) -> dict[str, Any]:
     metadata = file.metadata
-    architecture = _text(file, "general.architecture")
+    architecture = _entries(file).text("general.architecture")
     class_name, model_type = ARCHITECTURES[architecture]
 
     def count(name: str, default: int | None = None) -> int:
-        return _count(file, f"{architecture}.{name}", default)
+        return _entries(file).count(f"{architecture}.{name}", default)
 
     def number(name: str, default: float | None = None) -> float:
-        return _number(file, f"{architecture}.{name}", default)
+        return _entries(file).number(f"{architecture}.{name}", default)
 
     heads, hidden = count("attention.head_count"), count("embedding_length")
     config = {
@@ -89,14 +89,15 @@ def _config(file: GgufFile, special: SpecialTokens, tensors: dict[str, TensorRec
 
 
 def _records(file: GgufFile) -> dict[str, TensorRecord]:
-    architecture = _text(file, "general.architecture")
+    entries = _entries(file)
+    architecture = entries.text("general.architecture")
     records = {}
     for tensor in file.tensors:
         name = hugging_face_name(tensor.name)
         if name is None:
             continue
         key = head_count_key(architecture, tensor.name)
-        heads = 0 if key is None else _count(file, key, _count(file, f"{architecture}.attention.head_count"))
+        heads = 0 if key is None else entries.count(key, entries.count(f"{architecture}.attention.head_count"))
         if heads and (not tensor.shape or tensor.shape[0] % (2 * heads)):
             raise invalid(f"{file.path}: tensor {tensor.name} of shape {list(tensor.shape)} is not made of {heads} heads with rotary pairs")
         records[name] = TensorRecord(name, tensor.kind, tensor.shape, file.path, tensor.offset, tensor.size, heads)
@@ -135,31 +136,8 @@ def _tokenizer_config(metadata: dict[str, Any], special: SpecialTokens) -> dict[
 
 def _chat_template(file: GgufFile) -> str | None:
     key = "tokenizer.chat_template"
-    return _text(file, key) if key in file.metadata else None
+    return _entries(file).text(key) if key in file.metadata else None
 
 
-def _need(file: GgufFile, key: str) -> Any:
-    if key not in file.metadata:
-        raise invalid(f"{file.path}: the metadata entry {key} is missing")
-    return file.metadata[key]
-
-
-def _text(file: GgufFile, key: str) -> str:
-    value = _need(file, key)
-    if not isinstance(value, str):
-        raise invalid(f"{file.path}: the metadata entry {key} is {value!r}, expected a text")
-    return value
-
-
-def _count(file: GgufFile, key: str, default: int | None = None) -> int:
-    value = _need(file, key) if default is None else file.metadata.get(key, default)
-    if type(value) is not int or value <= 0:
-        raise invalid(f"{file.path}: the metadata entry {key} is {value!r}, expected one positive whole number")
-    return value
-
-
-def _number(file: GgufFile, key: str, default: float | None = None) -> float:
-    value = _need(file, key) if default is None else file.metadata.get(key, default)
-    if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise invalid(f"{file.path}: the metadata entry {key} is {value!r}, expected a positive number")
-    return float(value)
+def _entries(file: GgufFile) -> Entries:
+    return Entries(file.metadata, f"{file.path}: the metadata entry ")

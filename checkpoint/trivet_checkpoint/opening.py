@@ -1,6 +1,7 @@
 """From what a person calls a model to an opened checkpoint."""
 
 import os
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def resolve_model(model: str | None) -> Path:
         )
     if path.is_file():
         return path
+    if not path.is_dir():
+        raise invalid(f"model: {model} is neither a file nor a folder; give a GGUF file or a Hugging Face folder", "model")
     if (path / "config.json").exists():
         return path
     files = sorted(path.glob("*.gguf"))
@@ -34,10 +37,14 @@ def resolve_model(model: str | None) -> Path:
     raise invalid(f"model: the folder {model} has no config.json{listed}", "model")
 
 
-def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Read what the files say; weights stay on disk until asked for."""
+def open_checkpoint(path: Path | str, *, served: Collection[str] | None = None) -> Checkpoint:
+    """Read what the files say; weights stay on disk until asked for.
+
+    `served` names the architectures that the caller can run, None: any. Another is refused with FAILED_PRECONDITION before anything else of
+    a folder is looked at, since the rest of its description may well be of another kind.
+    """
     path = Path(path)
-    return open_folder(path) if path.is_dir() else open_gguf(path)
+    return open_folder(path, served) if path.is_dir() else open_gguf(path)
 
 
 def _embedded_default() -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from trivet_checkpoint import Checkpoint, ModelBundle, bundle_of, open_checkpoint, resolve_model
-from trivet_proto.errors import invalid
+from trivet_checkpoint import Checkpoint, ModelBundle, bundle_of, check_sizes, open_checkpoint, resolve_model
+from trivet_proto.errors import ErrorKind, TrivetError, invalid
 from trivet_proto.limits import MAX_MESSAGE_BYTES, MAX_PROMPT_LOGPROBS
 from trivet_proto.packing import pack_i32
 from trivet_proto.v1 import types_pb2
@@ -18,7 +18,9 @@ from trivet_worker.attention.backends import AttentionBackend, select_backend
 from trivet_worker.batch_invariance import holds_batch_invariance
 from trivet_worker.config import WorkerSettings
 from trivet_worker.models.building import ModelRequest, attention_needs, build_model
+from trivet_worker.models.llama import head_size_of
 from trivet_worker.models.model import Model
+from trivet_worker.models.registry import ARCHITECTURES, forms_of
 from trivet_worker.runner.limits import RunnerLimits
 from trivet_worker.runner.runner import ModelRunner
 from trivet_worker.sampling.noise import REVISION
@@ -28,6 +30,7 @@ from trivet_worker.weights import loader
 logger = logging.getLogger(__name__)
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LEAST_BYTES = {"int8": 1.0, "int8-dynamic": 1.0, "gguf": 0.5}  # of a weight, by quantization; with none it is the dtype's
 LOGPROB_BYTES = 8  # of an id and its value
 LOG_EVERY = 0.25  # of the weights, where there is no terminal to show a bar
 
@@ -61,7 +64,8 @@ def prepare_model(settings: WorkerSettings) -> PreparedModel:
     """Raises a configuration error, with the way out, before anything heavy is done."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    checkpoint = open_checkpoint(resolve_model(settings.model))
+    checkpoint = open_checkpoint(resolve_model(settings.model), served=ARCHITECTURES)
+    check_sizes(checkpoint)
     dtype, context = TORCH_DTYPES[settings.chosen_dtype], settings.context(checkpoint.max_model_len)
     wanted = ModelRequest(
         form=settings.model_form,
@@ -74,6 +78,7 @@ def prepare_model(settings: WorkerSettings) -> PreparedModel:
         threads=torch.get_num_threads(),
     )
     needs = attention_needs(checkpoint.config, wanted)
+    _check_weights(checkpoint, wanted, settings)
     selection = select_backend(needs, settings.attention_backend)
     for name, reason in selection.rejected:
         logger.info("attention backend %s is not taken: %s", name, reason)
@@ -87,6 +92,23 @@ def prepare_model(settings: WorkerSettings) -> PreparedModel:
 
     selection.backend.operators.use_threads(wanted.threads)
     return PreparedModel(checkpoint, dtype, context, selection.backend, is_invariant, filled)
+
+
+def _check_weights(checkpoint: Checkpoint, wanted: ModelRequest, settings: WorkerSettings) -> None:
+    """Raises FAILED_PRECONDITION for weights that are not in the files or that this machine cannot hold, before anything is allocated."""
+    config, forms = checkpoint.config, forms_of(checkpoint.config)
+    if settings.load_format != "dummy":
+        loader.check_tensors(checkpoint, forms.tensors(config))
+    weights = int(forms.weight_values(config) * (LEAST_BYTES.get(wanted.quantization) or wanted.dtype.itemsize))
+    angles = wanted.max_model_len * head_size_of(config) * torch.float32.itemsize
+    machine = memory_total()
+    if weights > machine:
+        reason, way_out = f"its weights take {weights} bytes at least", "take a smaller model or a quantization"
+    elif weights + angles > machine:
+        reason, way_out = f"the rotary angles of {wanted.max_model_len} positions take {angles} bytes", "lower max_model_len"
+    else:
+        return
+    raise TrivetError(ErrorKind.FAILED_PRECONDITION, f"{checkpoint.config_file}: {reason}, this machine has {machine}; {way_out}")
 
 
 def load_model(settings: WorkerSettings) -> LoadedModel:
@@ -191,10 +213,25 @@ def _kv_bytes(settings: WorkerSettings, bytes_per_block: int, vocab_size: int) -
 
 
 def memory_available() -> int:
-    """Bytes that can be taken without swapping: the machine's, or the container's limit where that is less."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and limit.read_text().strip() != "max":
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    """Bytes that can be taken without swapping: the machine's, or what is left of the container's limit where that is less."""
+    limit = _container_limit()
+    free = _of_machine("MemAvailable")
+    if limit is not None:
+        free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     return max(0, free)
+
+
+def memory_total() -> int:
+    """Bytes of the machine, or the container's limit where that is less."""
+    return min(_of_machine("MemTotal"), _container_limit() or sys.maxsize)
+
+
+def _of_machine(entry: str) -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{entry}:"))
+
+
+def _container_limit() -> int | None:
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return None if text == "max" else int(text)

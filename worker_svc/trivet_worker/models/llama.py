@@ -87,6 +87,8 @@ class LlamaForCausalLM(nn.Module):
         super().__init__()
         check_config(config)
         self.vocab_size: int = config["vocab_size"]
+        # First: a scaling that is not known is refused before memory is taken.
+        self._frequencies = inverse_frequencies(head_size_of(config), float(config.get("rope_theta", 10000.0)), config.get("rope_scaling"))
         self._kv_dtype = kv_dtype
         self._max_model_len = max_model_len
         hidden, form = config["hidden_size"], attention_form_of(config, max_model_len)
@@ -103,8 +105,6 @@ class LlamaForCausalLM(nn.Module):
         else:
             self.embedding, self.head = layers.embedding(self.vocab_size, hidden), layers.head(hidden, self.vocab_size)
             self._scores = self.head
-        head_size = self._layers[0].attention.head_size
-        self._frequencies = inverse_frequencies(head_size, float(config.get("rope_theta", 10000.0)), config.get("rope_scaling"))
         self._angles = RotaryAngles(self._frequencies, max_model_len)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -101,6 +101,8 @@ class NativeLlama:
     ) -> None:
         check_config(config)
         self.vocab_size: int = config["vocab_size"]
+        # First: a scaling that is not known is refused before memory is taken.
+        self._frequencies = inverse_frequencies(head_size_of(config), float(config.get("rope_theta", 10000.0)), config.get("rope_scaling"))
         self.dtype = dtype
         self._config = config
         self._max_model_len = max_model_len
@@ -118,7 +120,6 @@ class NativeLlama:
                     self._decoder.add_rows(index, part.part, formats.of_layer(f"model.layers.{index}.{name}.weight"), rows)
         self._logits = torch.empty((0, self.vocab_size))  # as many rows as a step has sampled so far; megabytes, so not anew each time
         self._names = [f"model.layers.{index}.self_attn" for index in range(self._shape.layers)]
-        self._frequencies = inverse_frequencies(self._shape.head_size, float(config.get("rope_theta", 10000.0)), config.get("rope_scaling"))
         self._angles = RotaryAngles(self._frequencies, max_model_len)
 
     def step(self, token_ids: torch.Tensor, positions: torch.Tensor, sampled: torch.Tensor, *, wants_hidden: bool) -> StepOutput:

@@ -1,15 +1,17 @@
 """Which class runs an architecture. Checked before any weight is read."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trivet_proto.errors import ErrorKind, TrivetError
+from trivet_checkpoint import served_architecture
 
 from trivet_worker.attention.backends import AttentionNeeds
 from trivet_worker.models import native_llama
 from trivet_worker.models.llama import LlamaForCausalLM
+from trivet_worker.models.llama_tensors import needed_tensors, weight_values
 from trivet_worker.models.native_llama import NativeLlama
+from trivet_worker.weights.placement import NeededTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,10 @@ class Forms:
 
     layered: type[LlamaForCausalLM]
     native: type[NativeLlama] | None
+    tensors: Callable[[Mapping[str, Any]], Iterator[NeededTensor]]
+    """What either form needs of a checkpoint, told by the config alone, layer after layer as it is asked for."""
+    weight_values: Callable[[Mapping[str, Any]], int]
+    """How many numbers those have."""
 
     def reason_against_native(self, config: Mapping[str, Any], needs: AttentionNeeds) -> str | None:
         """Why this model cannot run a whole step natively with these settings; None when it can."""
@@ -26,15 +32,10 @@ class Forms:
         return native_llama.reason_against(config, needs)
 
 
-LLAMA = Forms(LlamaForCausalLM, NativeLlama)
+LLAMA = Forms(LlamaForCausalLM, NativeLlama, needed_tensors, weight_values)
 ARCHITECTURES = {"LlamaForCausalLM": LLAMA, "MistralForCausalLM": LLAMA}
 
 
 def forms_of(config: Mapping[str, Any]) -> Forms:
     """Raises FAILED_PRECONDITION for an architecture that is not served."""
-    names = config.get("architectures") or []
-    known = next((name for name in names if name in ARCHITECTURES), None)
-    if known is None:
-        listed, asked = ", ".join(ARCHITECTURES), ", ".join(names) or "unnamed"
-        raise TrivetError(ErrorKind.FAILED_PRECONDITION, f"the architecture {asked} is not served; served are {listed}")
-    return ARCHITECTURES[known]
+    return ARCHITECTURES[served_architecture(config, ARCHITECTURES)]

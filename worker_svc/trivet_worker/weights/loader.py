@@ -6,7 +6,7 @@ model does not need are counted and named in the log.
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import groupby
 from typing import Literal
@@ -16,7 +16,7 @@ import torch
 from trivet_checkpoint import Checkpoint
 from trivet_proto.errors import ErrorKind, TrivetError
 
-from trivet_worker.weights.placement import BlockTarget, Placement
+from trivet_worker.weights.placement import BlockTarget, NeededTensor, Placement
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ DUMMY_SCALE = 0.02
 
 def load_weights(checkpoint: Checkpoint, placements: Sequence[Placement], progress: Progress) -> None:
     """Raises FAILED_PRECONDITION naming the tensor that is missing or has another shape."""
-    _check(checkpoint, placements)
+    check_tensors(checkpoint, (NeededTensor(place.name, tuple(place.target.shape)) for place in placements))
     total = sum(checkpoint.tensors[place.name].size for place in placements)
     done = 0
     # Tensors of one layer may lie in one packed weight, side by side within a byte: one thread's.
@@ -79,18 +79,20 @@ def _load(checkpoint: Checkpoint, placements: Sequence[Placement]) -> int:
     return sum(checkpoint.tensors[place.name].size for place in placements)
 
 
-def _check(checkpoint: Checkpoint, placements: Sequence[Placement]) -> None:
-    for place in placements:
-        record = checkpoint.tensors.get(place.name)
+def check_tensors(checkpoint: Checkpoint, needed: Iterable[NeededTensor]) -> None:
+    """Raises FAILED_PRECONDITION naming the first tensor that is missing or has another shape; no more of `needed` is asked for then."""
+    for tensor in needed:
+        record = checkpoint.tensors.get(tensor.name)
         if record is None:
+            layers = f" (num_hidden_layers is {checkpoint.config['num_hidden_layers']})" if ".layers." in tensor.name else ""
             raise TrivetError(
                 ErrorKind.FAILED_PRECONDITION,
-                f"{checkpoint.path}: the tensor {place.name} is missing; the checkpoint is incomplete or of another architecture",
+                f"{checkpoint.path}: the tensor {tensor.name} is missing{layers}; the checkpoint is incomplete or of another architecture",
             )
-        if record.shape != tuple(place.target.shape):
+        if record.shape != tensor.shape:
             raise TrivetError(
                 ErrorKind.FAILED_PRECONDITION,
-                f"{checkpoint.path}: tensor {place.name} has the shape {list(record.shape)}, the model needs {list(place.target.shape)}",
+                f"{checkpoint.path}: tensor {tensor.name} has the shape {list(record.shape)}, the model needs {list(tensor.shape)}",
             )
 
 

@@ -31,3 +31,11 @@ class Placement:
 
     name: str
     target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class NeededTensor:
+    """What a checkpoint must hold, before there is a place for it."""
+
+    name: str
+    shape: tuple[int, ...]

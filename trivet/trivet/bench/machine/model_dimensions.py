@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trivet_checkpoint import open_checkpoint, resolve_model
-from trivet_proto.errors import ErrorKind, TrivetError
+from trivet_checkpoint import check_sizes, open_checkpoint, resolve_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +52,15 @@ def read_dimensions(model: str) -> ModelDimensions:
     """Of a folder or file, or of the embedded default when `model` is empty. Raises `TrivetError` where it is no decoder of known sizes."""
     checkpoint = open_checkpoint(resolve_model(model))
     config: Mapping[str, Any] = checkpoint.config
-    try:
-        heads = int(config["num_attention_heads"])
-        return ModelDimensions(
-            name=checkpoint.name,
-            layers=int(config["num_hidden_layers"]),
-            hidden=int(config["hidden_size"]),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_size=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
-            inner=int(config["intermediate_size"]),
-            vocab=int(config["vocab_size"]),
-        )
-    except KeyError as missing:
-        raise TrivetError(
-            ErrorKind.FAILED_PRECONDITION, f"{checkpoint.path}: its configuration has no {missing}, so that its sizes are not known"
-        ) from missing
+    check_sizes(checkpoint)
+    heads = int(config["num_attention_heads"])
+    return ModelDimensions(
+        name=checkpoint.name,
+        layers=int(config["num_hidden_layers"]),
+        hidden=int(config["hidden_size"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_size=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+        inner=int(config["intermediate_size"]),
+        vocab=int(config["vocab_size"]),
+    )
