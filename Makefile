@@ -28,7 +28,7 @@ test-long: setup-dev ## the tests that take longer than CI allows
 	$(BIN)/python -m pytest -m long
 
 fire: setup-dev ## STEPS (500000) random steps against block pool and scheduler
-	TRIVET_FIRE_STEPS=$(or $(STEPS),500000) $(BIN)/python -m pytest -q -s -m "not long" scheduler_svc/tests/test_scheduler_random_fire.py
+	TRIVET_FIRE_STEPS=$(or $(STEPS),500000) $(BIN)/python -m pytest -q -s scheduler_svc/tests/test_scheduler_random_fire.py
 
 asan: setup-dev ## MINUTES (60) of random use of the native operators, built with sanitizers
 	$(BIN)/python kernels/sanitize.py --minutes $(or $(MINUTES),60)

@@ -22,7 +22,7 @@ from trivet_scheduler.report import load_report
 from trivet_scheduler.request import Request
 from trivet_scheduler.rpc.session import FrontendSession
 
-TIMES = 100
+TIMES = 200
 PATIENT = Pulse(silence_s=60)  # nobody here beats
 AT_ONCE = 50
 
