@@ -15,7 +15,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 """Absolute and relative, of values around one."""
 INT8_TOLERANCE = 8e-2
 """Keys and values in eight bits: half a step of the greatest of a head, in scores and in what is summed."""
-CASES = [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 24))]
+CASES = [*range(10), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(10, 24))]
 MOST_STEPS = 10  # then all the rest comes at once
 
 
