@@ -154,28 +154,26 @@ def abort_message(handles: Sequence[int], reason: AbortReason) -> engine_pb2.Ses
 
 def deltas_of(outputs: engine_pb2.StepOutputs, *, vocab_size: int) -> list[tuple[int, TokenDelta]]:
     """One delta for each row of a step, in the message's order; raises INVALID_ARGUMENT for a message that contradicts itself."""
-    handles, counts, ids = (
-        unpack_u32(outputs.handles, "handles"),
-        unpack_i32(outputs.token_counts, "token_counts"),
-        unpack_i32(outputs.token_ids),
-    )
-    _expect(counts.size == handles.size == len(outputs.finish_reasons), "rows of different numbers")
-    _expect(not counts.size or int(counts.min()) >= 0, "a count below zero")
-    _expect(int(counts.sum()) == ids.size, "token counts that do not add up to the tokens")
-    _expect(not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size), "a token beyond the vocabulary")
-    token_ids: list[int] = ids.tolist()
+    # Lists, not arrays: a step has as many rows as requests run, and for those an operation of numpy's takes longer than the loop it spares.
+    handles: list[int] = unpack_u32(outputs.handles, "handles").tolist()
+    counts: list[int] = unpack_i32(outputs.token_counts, "token_counts").tolist()
+    token_ids: list[int] = unpack_i32(outputs.token_ids).tolist()
     stops: list[int] = unpack_i32(outputs.stop_token_ids, "stop_token_ids").tolist()
-    _expect(len(stops) in (0, handles.size), "stop tokens of another number than the rows")
-    _expect(_FINISH_REASONS.keys() >= set(outputs.finish_reasons), "an unknown reason to finish")
+    finishes = outputs.finish_reasons
+    _expect(len(counts) == len(handles) == len(finishes), "rows of different numbers")
+    _expect(min(counts, default=0) >= 0, "a count below zero")
+    _expect(sum(counts) == len(token_ids), "token counts that do not add up to the tokens")
+    _expect(min(token_ids, default=0) >= 0 and max(token_ids, default=0) < vocab_size, "a token beyond the vocabulary")
+    _expect(len(stops) in (0, len(handles)), "stop tokens of another number than the rows")
+    _expect(_FINISH_REASONS.keys() >= set(finishes), "an unknown reason to finish")
     rows: list[tuple[int, TokenDelta]] = []
-    ends: list[int] = np.cumsum(counts).tolist()
     start = 0
-    for row, (handle, end) in enumerate(zip(handles.tolist(), ends, strict=True)):
-        delta = TokenDelta(token_ids=token_ids[start:end], finish_reason=_FINISH_REASONS[outputs.finish_reasons[row]])
+    for row, (handle, count, finish) in enumerate(zip(handles, counts, finishes, strict=True)):
+        delta = TokenDelta(token_ids=token_ids[start : start + count], finish_reason=_FINISH_REASONS[finish])
         if stops and stops[row] >= 0:
             delta.stop_token_id = stops[row]
         rows.append((handle, delta))
-        start = end
+        start += count
     by_handle = dict(rows)
     _expect(len(by_handle) == len(rows), "a handle with two rows")
     if outputs.first_rows:
