@@ -89,7 +89,7 @@ class ModelWorker:
             number, iteration, rows = self.at_hand
             assert number == plan.number, "another step while one goes on"
         result = self._run_rows(plan, rows, fail=fail, broken=broken)
-        is_last = ends or fail or iteration + 1 == plan.run_ahead or bool(result.flags.any())
+        is_last = ends or fail or iteration + 1 == plan.run_ahead or any(result.flags)
         self.at_hand = None if is_last else (plan.number, iteration + 1, [(handle, computed + 1, 1) for handle, computed, _ in rows])
         for handle, _, _ in rows if is_last else ():
             self.held[handle].left_out = plan.run_ahead - 1 - iteration
@@ -210,20 +210,16 @@ def outcome(
     logprobs: Mapping[int, int] = MappingProxyType({}),
 ) -> StepOutcome:
     """`logprobs` has the token of each row that gives them; its logprob is the token's number."""
-
-    def ints(values: list[int]) -> np.ndarray:
-        return np.array(values, dtype=np.int32)
-
     return StepOutcome(
         number=number,
         status=status,
-        handles=ints(handles),
-        token_counts=ints(counts),
-        token_ids=ints(tokens),
-        logprob_rows=ints(list(logprobs)),
+        handles=handles,
+        token_counts=counts,
+        token_ids=tokens,
+        logprob_rows=list(logprobs),
         logprobs=LogprobArrays(*_arrays_of(list(logprobs.values()))) if logprobs else None,
         prompt_logprobs=list(prompt_logprobs),
-        flags=np.array(flags, dtype=np.uint8),
+        flags=bytes(flags),
     )
 
 

@@ -280,7 +280,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         # It runs ahead until it is told otherwise, or finds a token that ends a request, as far as it knows.
         ends = len(site.in_flight) > 1 or hash((plan.number, flight.answered)) % 5 == 0
         result = site.worker.run(plan, broken=broken, ends=ends)
-        if any(result.flags.tolist()) and not flight.requests[0].status.is_finished:
+        if any(result.flags) and not flight.requests[0].status.is_finished:
             self.ended_by_us[flight.requests[0]] = Status.FINISHED_ERROR
         return result
 

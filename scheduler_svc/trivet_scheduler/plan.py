@@ -51,6 +51,7 @@ class Flight:
     number: int
     requests: list[Request]
     handles: list[int]
+    slots: NDArray[np.int64]  # of the requests in their table
     counts: Ints
     samples: NDArray[np.bool_]  # rows that give a token
     sent_at: float
@@ -84,17 +85,20 @@ class LogprobArrays:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """A worker's answer. Row i is the flight's row i."""
+    """A worker's answer. Row i is the flight's row i.
+
+    Lists, not arrays: all of it is gone through row by row, and a step has so few rows that numpy's fixed costs would be most of the work.
+    """
 
     number: int
     status: StepStatus
-    handles: Ints
-    token_counts: Ints
-    token_ids: Ints
-    logprob_rows: Ints
+    handles: list[int]
+    token_counts: list[int]
+    token_ids: list[int]
+    logprob_rows: list[int]
     logprobs: LogprobArrays | None
     prompt_logprobs: list[tuple[int, int, types_pb2.Logprobs]]  # worker handle, first position
-    flags: NDArray[np.uint8]
+    flags: bytes  # one a row, or none at all
     error: TrivetError | None = None
     iteration: int = 0
     is_last: bool = True  # of the step's iterations

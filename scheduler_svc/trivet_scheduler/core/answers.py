@@ -4,8 +4,9 @@ Only a step that is done makes anything durable. Its rows may have ended or been
 was preempted still gets the token.
 """
 
+from itertools import accumulate, pairwise
+
 import numpy as np
-from numpy.typing import NDArray
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
 
 from trivet_scheduler.core.book import RequestBook
@@ -46,27 +47,26 @@ class Answers:
         return flight
 
     def _check_rows(self, flight: Flight, outcome: StepOutcome) -> None:
-        if outcome.handles.tolist() != flight.handles:
+        if outcome.handles != flight.handles:
             raise _refused(outcome, "it names other requests than the step did")
         rows = len(flight.handles)
         counts, flags = outcome.token_counts, outcome.flags
-        if len(counts) != rows or len(flags) not in (0, rows) or bool((counts < 0).any()) or int(counts.sum()) != len(outcome.token_ids):
+        if len(counts) != rows or len(flags) not in (0, rows) or min(counts, default=0) < 0 or sum(counts) != len(outcome.token_ids):
             raise _refused(outcome, "its arrays do not fit the rows of the step")
-        for row in np.flatnonzero(counts != flight.samples).tolist():
-            flagged = bool(len(flags)) and bool(flags[row])
-            if not flagged and flight.requests[row] in self._book.alive:
-                wanted = int(flight.samples[row])
-                raise _refused(outcome, f"request {flight.handles[row]} has {counts[row]} tokens in it instead of {wanted}")
+        for row, (count, samples) in enumerate(zip(counts, flight.samples.tolist(), strict=True)):
+            if count == samples or (flags and flags[row]) or flight.requests[row] not in self._book.alive:
+                continue
+            raise _refused(outcome, f"request {flight.handles[row]} has {count} tokens in it instead of {int(samples)}")
         self._check_logprobs(outcome, rows)
 
     def _check_logprobs(self, outcome: StepOutcome, rows: int) -> None:
         named, logprobs = outcome.logprob_rows, outcome.logprobs
-        if not len(named) and logprobs is None:
+        if not named and logprobs is None:
             return
-        in_order = len(named) > 0 and int(named[0]) >= 0 and int(named[-1]) < rows and bool((np.diff(named) > 0).all())
+        in_order = bool(named) and named[0] >= 0 and named[-1] < rows and all(row < later for row, later in pairwise(named))
         if logprobs is None or not in_order:
             raise _refused(outcome, "its rows with logprobs are not rows of the step in their order, or the logprobs are missing")
-        tokens, entries = int(outcome.token_counts[named].sum()), int(logprobs.counts.sum())
+        tokens, entries = sum(outcome.token_counts[row] for row in named), int(logprobs.counts.sum())
         if len(logprobs.counts) != tokens or len(logprobs.ranks) != tokens or {len(logprobs.token_ids), len(logprobs.values)} != {entries}:
             raise _refused(outcome, "its logprobs do not fit its tokens")
 
@@ -77,18 +77,15 @@ class Answers:
         book, table, requests = self._book, self._book.table, flight.requests
         deltas: dict[Request, Delta] = {}
         self._take_prompt_logprobs(flight, outcome, deltas)
-        slots = np.fromiter((request.slot for request in requests), dtype=np.int64, count=len(requests))
         flight.answered += 1
-        self._make_durable(replica, flight, slots, left_out=flight.left if outcome.is_last else 0)
+        self._make_durable(replica, flight, left_out=flight.left if outcome.is_last else 0)
         now = book.clock.monotonic()
-        limits: list[int] = table.limit[slots].tolist()
-        counts: list[int] = outcome.token_counts.tolist()
-        token_ids: list[int] = outcome.token_ids.tolist()
-        flags: list[int] | None = outcome.flags.tolist() if outcome.flags.any() else None
+        limits: list[int] = table.limit[flight.slots].tolist()
+        flags = outcome.flags if any(outcome.flags) else b""
         logprobs_from = _logprob_starts(outcome)
         at = 0
-        for row, (request, count) in enumerate(zip(requests, counts, strict=True)):
-            sampled = token_ids[at : at + count]
+        for row, (request, count) in enumerate(zip(requests, outcome.token_counts, strict=True)):
+            sampled = outcome.token_ids[at : at + count]
             at += count
             if flags and flags[row] & FLAG_NON_FINITE:
                 replica.distrust(request, flight.handles[row])
@@ -132,19 +129,20 @@ class Answers:
             book.finish(request, finish, delta)
         return taken
 
-    def _make_durable(self, replica: Replica, flight: Flight, slots: NDArray[np.int64], *, left_out: int) -> None:
+    def _make_durable(self, replica: Replica, flight: Flight, *, left_out: int) -> None:
         """The keys and values of a step's tokens are written for good: full blocks can now be found by others.
 
         `left_out`: iterations that the step was given and did not run.
         """
         book, table, requests, block_size = self._book, self._book.table, flight.requests, replica.kv.block_size
-        samples, counts = flight.samples, flight.counts
+        slots, samples, counts = flight.slots, flight.samples, flight.counts
         if [request.worker_handle for request in requests] != flight.handles:
             # A row whose request has ended or been preempted meanwhile belongs to a life that is over.
             rows = [row for row, request in enumerate(requests) if request.worker_handle == flight.handles[row]]
             requests, slots, samples, counts = [requests[row] for row in rows], slots[rows], samples[rows], counts[rows]
         table.pending[slots] -= samples * np.int32(1 + left_out)
-        table.computed[slots] -= left_out
+        if left_out:
+            table.computed[slots] -= left_out
         durable = table.durable[slots] + counts
         table.durable[slots] = durable
         full: list[int] = (durable // block_size).tolist()
@@ -192,10 +190,8 @@ def _refused(outcome: StepOutcome, why: str) -> TrivetError:
 
 def _logprob_starts(outcome: StepOutcome) -> dict[int, int]:
     """Row → index of its first token among those with logprobs."""
-    if not len(outcome.logprob_rows):
-        return {}
-    counts = outcome.token_counts[outcome.logprob_rows]
-    return dict(zip(outcome.logprob_rows.tolist(), (np.cumsum(counts) - counts).tolist(), strict=True))
+    starts = accumulate((outcome.token_counts[row] for row in outcome.logprob_rows), initial=0)
+    return dict(zip(outcome.logprob_rows, starts, strict=False))  # the last start is the end
 
 
 def _broken(flags: int) -> TrivetError:

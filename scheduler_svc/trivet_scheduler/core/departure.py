@@ -37,7 +37,7 @@ def depart(book: RequestBook, replica: Replica, known: KnownRows, new: list[tupl
     handles = [request.worker_handle for request in requests]
     num_tokens = int(counts.sum())
     forecast_s = replica.forecast.seconds(num_tokens)
-    replica.flights.append(Flight(number, requests, handles, counts, samples, now, num_tokens, forecast_s, iterations=iterations))
+    replica.flights.append(Flight(number, requests, handles, slots, counts, samples, now, num_tokens, forecast_s, iterations=iterations))
     finished, replica.finished_handles = replica.finished_handles, []
     zero, replica.blocks_to_zero = replica.blocks_to_zero, []
     resync, replica.resync = replica.resync, None

@@ -17,7 +17,7 @@ def verify(outcome: StepOutcome, flight: Flight, vocab_size: int) -> None:
     if outcome.status is not StepStatus.DONE:
         return
     tokens = outcome.token_ids
-    if tokens.size and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
+    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         raise _unfit(flight, f"a token id is not in the vocabulary of {vocab_size}")
     if outcome.logprobs is not None:
         _verify_arrays(flight, outcome.logprobs)

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.limits import MAX_STREAM_MESSAGE_BYTES
-from trivet_proto.packing import pack_i32, pack_u32, unpack_f32, unpack_i32, unpack_u8, unpack_u32
+from trivet_proto.packing import pack_i32, pack_u32, unpack_f32, unpack_i32, unpack_u32
 from trivet_proto.v1 import types_pb2, worker_pb2
 
 from trivet_scheduler.kv import specs
@@ -104,19 +103,19 @@ def outcome_of(result: worker_pb2.StepResult) -> StepOutcome:
     status = STATUSES.get(result.status)
     if status is None:
         raise TrivetError(ErrorKind.INVALID_ARGUMENT, f"the result of step {result.step} has no known status")
-    handles, counts = unpack_u32(result.handles, "handles"), unpack_i32(result.token_counts, "token_counts")
-    token_ids, flags = unpack_i32(result.token_ids, "token_ids"), unpack_u8(result.flags, "flags")
-    if status is StepStatus.DONE and (
-        len(counts) != len(handles) or int(counts.sum()) != len(token_ids) or (flags.size and len(flags) != len(handles))
-    ):
+    handles: list[int] = unpack_u32(result.handles, "handles").tolist()
+    counts: list[int] = unpack_i32(result.token_counts, "token_counts").tolist()
+    token_ids: list[int] = unpack_i32(result.token_ids, "token_ids").tolist()
+    flags = result.flags
+    if status is StepStatus.DONE and (len(counts) != len(handles) or sum(counts) != len(token_ids) or len(flags) not in (0, len(handles))):
         raise TrivetError(ErrorKind.INVALID_ARGUMENT, f"the arrays of the result of step {result.step} do not fit together")
     return StepOutcome(
         number=result.step,
         status=status,
-        handles=handles.astype(np.int32),
+        handles=handles,
         token_counts=counts,
         token_ids=token_ids,
-        logprob_rows=unpack_i32(result.logprob_rows, "logprob_rows"),
+        logprob_rows=unpack_i32(result.logprob_rows, "logprob_rows").tolist(),
         logprobs=logprob_arrays(result.logprobs) if result.HasField("logprobs") else None,
         prompt_logprobs=[(chunk.handle, chunk.first_position, chunk.logprobs) for chunk in result.prompt_logprobs],
         flags=flags,
