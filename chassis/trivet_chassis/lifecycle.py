@@ -6,6 +6,7 @@ An exception that nobody awaits (a callback, a forgotten task) is logged as an e
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -116,6 +117,8 @@ def run_service(main: Main, *, name: str = "", drain_limit_s: float | None = Non
     if name:
         set_process_name(name)
     lifecycle = Lifecycle()
+    # What the imports have made stays until the end. Walking over it, a full collection stops a frontend for 11 ms, a worker for 70.
+    gc.freeze()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_live(main, lifecycle, drain_limit_s))
