@@ -136,7 +136,7 @@ def test_merged_deltas_hold_the_tokens_in_order(cuts: list[int]) -> None:
 def test_a_row_error_keeps_kind_and_param() -> None:
     refused = TrivetError(ErrorKind.INVALID_ARGUMENT, "too long", param="prompt")
     outputs = engine_pb2.StepOutputs(errors=[engine_pb2.RowError(handle=3, error=refused.to_proto())])
-    [(handle, error)] = wire.errors_of(outputs)
+    [(handle, error)] = wire.errors_of(outputs).items()
     assert (handle, error.kind, error.param) == (3, ErrorKind.INVALID_ARGUMENT, "prompt")
 
 

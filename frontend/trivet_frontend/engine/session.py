@@ -264,7 +264,7 @@ class SchedulerSession:
             raise SessionLostError("outputs came before a model")
         # The whole message is read before any of it counts.
         rows = wire.deltas_of(outputs, vocab_size=self.model.vocab_size)
-        errors = dict(wire.errors_of(outputs))
+        errors = wire.errors_of(outputs)
         # A failed child's row has a finish reason too, which must not end its stream as if all were well: errors go first.
         for handle, error in errors.items():
             self._take_error(handle, error)

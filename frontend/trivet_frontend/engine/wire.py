@@ -240,8 +240,9 @@ def _expect(holds: bool, otherwise: str, /) -> None:
         raise invalid(f"the scheduler sent {otherwise}")
 
 
-def errors_of(outputs: engine_pb2.StepOutputs) -> list[tuple[int, TrivetError]]:
-    return [(row.handle, TrivetError.from_proto(row.error)) for row in outputs.errors]
+def errors_of(outputs: engine_pb2.StepOutputs) -> dict[int, TrivetError]:
+    """By handle."""
+    return {row.handle: TrivetError.from_proto(row.error) for row in outputs.errors}
 
 
 def model_of(card: types_pb2.ModelCard) -> ModelDescription:

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: a generation written out as one answer or as chunks."""
 
+import contextlib
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -60,13 +61,14 @@ class ChatChunks:
         self._with_logprobs = bool(body.logprobs)
 
     async def events(self, first: ChoiceDelta | None, rest: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[bytes, None]:
-        """Role chunks, a chunk per delta, the usage chunk, the end."""
+        """Role chunks, a chunk per delta, the usage chunk, the end. Closes `rest`."""
         roles = [self._chunk([ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))]) for index in self._indices]
-        # What is ready at once leaves in one write.
-        yield b"".join(roles) + (self._delta(first) if first is not None else b"")
-        async for delta in rest:
-            if piece := self._delta(delta):
-                yield piece
+        async with contextlib.aclosing(rest):
+            # What is ready at once leaves in one write.
+            yield b"".join(roles) + (self._delta(first) if first is not None else b"")
+            async for delta in rest:
+                if piece := self._delta(delta):
+                    yield piece
         last = b""
         if self._with_usage:
             last = event(encode(self._base([], usage=usage_block(self._generation.usage))))

@@ -1,5 +1,6 @@
 """`POST /v1/completions`: a generation written out as one answer or as chunks."""
 
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
@@ -51,12 +52,13 @@ class CompletionChunks:
         self._offsets = [0] * generation.choice_count
 
     async def events(self, first: ChoiceDelta | None, rest: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[bytes, None]:
-        """A chunk per delta, the usage chunk, the end."""
-        if first is not None and (piece := self._delta(first)):
-            yield piece
-        async for delta in rest:
-            if piece := self._delta(delta):
+        """A chunk per delta, the usage chunk, the end. Closes `rest`."""
+        async with contextlib.aclosing(rest):
+            if first is not None and (piece := self._delta(first)):
                 yield piece
+            async for delta in rest:
+                if piece := self._delta(delta):
+                    yield piece
         last = b""
         if self._with_usage:
             last = event(encode(self._base([], usage=usage_block(self._generation.usage))))
@@ -79,8 +81,10 @@ class CompletionChunks:
         return event(encode(self._base([choice], usage=usage)))
 
     def _logprobs(self, rows: Sequence[TokenLogprob] | None, index: int) -> CompletionLogprobs | None:
+        if rows is None:
+            return None
         block = completion_logprobs(rows, offset=self._offsets[index])
-        self._offsets[index] += sum(len(row.token) for row in rows or ())
+        self._offsets[index] += sum(len(row.token) for row in rows)
         return block
 
     def _base(self, choices: list[CompletionChoice], *, usage: UsageBlock | msgspec.UnsetType | None) -> CompletionAnswer:

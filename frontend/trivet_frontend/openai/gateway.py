@@ -182,7 +182,7 @@ class Gateway:
             beginning.cancel()
             generation.close()
 
-        return EventStream(_closing(deltas, written), limits=limits, on_unsent=close)
+        return EventStream(written, limits=limits, on_unsent=close)
 
 
 async def _begun(first: asyncio.Future[ChoiceDelta | None], rest: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[ChoiceDelta, None]:
@@ -210,12 +210,6 @@ async def _after_comment(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[
 
 async def _whole(generation: Generation, write: Callable[[list[Collected]], bytes]) -> Response:
     return _json(write(await collect(generation)))
-
-
-async def _closing(deltas: AsyncGenerator[ChoiceDelta, None], events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async with contextlib.aclosing(deltas), contextlib.aclosing(events):
-        async for piece in events:
-            yield piece
 
 
 def _json(body: bytes) -> Response:

@@ -57,7 +57,9 @@ class EventStream(Response):
         # Since when the piece at hand is being written, and since when there is silence; at most one of them.
         self._writing_since: float | None = None
         self._silent_since: float | None = None
-        self._turn = asyncio.Lock()
+        # Cleared while a comment is being written.
+        self._may_write = asyncio.Event()
+        self._may_write.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def look() -> None:
@@ -74,16 +76,14 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 async for piece in events:
-                    await self._write(send, piece)
+                    await self._may_write.wait()
+                    await self._put(send, piece)
             except Exception as error:
-                await self._write(send, event(error_body(as_trivet_error(error))))
-            async with self._turn:
-                self._silent_since = None
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _write(self, send: Send, piece: bytes) -> None:
-        async with self._turn:
-            await self._put(send, piece)
+                await self._may_write.wait()
+                await self._put(send, event(error_body(as_trivet_error(error))))
+            await self._may_write.wait()
+            self._silent_since = None
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _put(self, send: Send, piece: bytes) -> None:
         self._writing_since, self._silent_since = time.monotonic(), None
@@ -99,11 +99,10 @@ class EventStream(Response):
             if (abort := scope.get(ABORT_KEY)) is not None:
                 abort()
             raise ClientDisconnect
-        if self._turn.locked():
-            return  # something is being said
-        async with self._turn:
-            if self._silent_since is not None and self._limits.keepalive and now - self._silent_since >= self._limits.keepalive:
-                await self._put(send, KEEPALIVE)
+        if self._silent_since is not None and self._limits.keepalive and now - self._silent_since >= self._limits.keepalive:
+            self._may_write.clear()
+            await self._put(send, KEEPALIVE)
+            self._may_write.set()
 
 
 async def run_while_connected(

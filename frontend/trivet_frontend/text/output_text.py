@@ -10,13 +10,12 @@ to the prompt: the tokens that complete it, or fail to, give no text for it.
 import codecs
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trivet_frontend.text.token_bytes import TokenBytes
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """Text that may leave, and how many of the tokens pushed so far leave with it.
 
     `stop` is the stop string that ended the text; tokens after the one that completed it never leave.
