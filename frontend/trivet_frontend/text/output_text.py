@@ -47,8 +47,8 @@ class IncrementalText:
         self._min_tokens = min_tokens
         self._hold = max(map(len, stops), default=1) - 1 if not include_stop else 0
         self._longest = max(map(len, stops), default=0)
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._decoder.decode(prompt_tail)
+        # The bytes of a character that is not whole yet; the prompt may have begun the first.
+        self._unfinished = prompt_tail
         self._in_prompt_character = bool(prompt_tail)
         # The whole text, of which `_sent` characters have left; a stop string may begin in what has left already when it is to be included.
         self._text = ""
@@ -60,15 +60,16 @@ class IncrementalText:
 
     def push(self, token_ids: Sequence[int], *, finished: bool, stop_token: bool) -> Release:
         """Take tokens and say what may leave; with `stop_token` the last of them ended the choice and gives no text unless asked for."""
+        last = len(token_ids) - 1
         for place, token_id in enumerate(token_ids):
-            is_last = place == len(token_ids) - 1
+            is_last = place == last
             silent = stop_token and is_last and not self._include_stop
             content = b"" if silent else self._token_bytes.of(token_id, skip_special_tokens=self._skip_special_tokens)
             before = len(self._text)
             self._text += self._decoded(content, final=finished and is_last)
             self._tokens_seen += 1
             # A token that ends inside a character reaches into the next one.
-            self._spans.append((before, len(self._text) + (1 if self._decoder.getstate()[0] else 0)))
+            self._spans.append((before, len(self._text) + (1 if self._unfinished else 0)))
             if self._stops and (release := self._stopped(before)) is not None:
                 return release
         if finished and not token_ids:
@@ -78,7 +79,9 @@ class IncrementalText:
         return self._release_within(len(self._text) - self._hold)
 
     def _decoded(self, content: bytes, *, final: bool) -> str:
-        text = self._decoder.decode(content, final=final)
+        content = self._unfinished + content
+        text, read = codecs.utf_8_decode(content, "replace", final)
+        self._unfinished = content[read:]
         if self._in_prompt_character and text:
             self._in_prompt_character = False
             return text[1:]
@@ -99,6 +102,8 @@ class IncrementalText:
     def _release_within(self, limit: int) -> Release:
         """The text up to `limit`, with every token that has a character in it or ends before it."""
         length = max(limit, self._sent)
+        if self._spans and self._spans[-1][1] <= length:
+            return self._release(length, tokens=len(self._spans))
         tokens = 0
         for begin, end in self._spans:
             if begin >= length and end > length:
@@ -108,6 +113,9 @@ class IncrementalText:
 
     def _release(self, length: int, *, tokens: int, stop: str | None = None) -> Release:
         text, self._sent = self._text[self._sent : length], max(length, self._sent)
-        for _ in range(tokens):
-            self._spans.popleft()
+        if tokens == len(self._spans):
+            self._spans.clear()
+        else:
+            for _ in range(tokens):
+                self._spans.popleft()
         return Release(text, tokens, stop)

@@ -60,10 +60,10 @@ class TokenBytes:
 
     def unfinished(self, token_ids: Sequence[int]) -> bytes:
         """The bytes of a character that `token_ids` begin and do not end."""
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         # A character has at most four bytes, so no more tokens than that can share the last one.
-        decoder.decode(b"".join(self.of(token_id) for token_id in token_ids[-4:]))
-        return decoder.getstate()[0]
+        content = b"".join(self.of(token_id) for token_id in token_ids[-4:])
+        _, read = codecs.utf_8_decode(content, "replace", False)
+        return content[read:]
 
     def text_of(self, token_id: int) -> str:
         """One token alone; half a character is the replacement character."""
