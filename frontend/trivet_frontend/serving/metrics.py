@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from trivet_frontend.engine import LoadReport
+from trivet_frontend.serving.loop_metrics import LoopCounter, LoopHistogram
 
 _TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0)
@@ -42,9 +43,12 @@ class FrontendMetrics:
         # All reasons exist from the start, so that a rate over a series that had no event yet is zero and not absent.
         self.finished = {reason: success.labels(model_name=model_name, finished_reason=reason) for reason in FINISH_REASONS}
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that gave a first token.")
-        self.generation_tokens = counter("vllm:generation_tokens", "Generated tokens.")
+        labels = {"model_name": model_name}
+        self.generation_tokens = LoopCounter("vllm:generation_tokens", "Generated tokens.", labels, registry=registry)
         self.time_to_first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS)
-        self.inter_token_latency = histogram("vllm:inter_token_latency_seconds", "Between successive deltas of one stream.", _ITL_BUCKETS)
+        self.inter_token_latency = LoopHistogram(
+            "vllm:inter_token_latency_seconds", "Between successive deltas of one stream.", labels, _ITL_BUCKETS, registry=registry
+        )
         self.end_to_end = histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", _E2E_BUCKETS)
         self.request_prompt_tokens = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_BUCKETS)
         self.request_generation_tokens = histogram("vllm:request_generation_tokens", "Generated tokens of a request.", _TOKEN_BUCKETS)
