@@ -17,6 +17,8 @@ from trivet_frontend.openai.errors import as_trivet_error, error_response
 from trivet_frontend.serving import OpenStreams
 
 REQUEST_ID_KEY = "trivet.request_id"
+SEND_BODY_KEY = "trivet.send_body"
+"""Of a request's scope: the way out past all that is wrapped around a handler, for a stream's many pieces, which nothing here looks at."""
 
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/progress", "/ping", "/version", "/metrics"})
 
@@ -32,7 +34,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         request_id = _request_id_of(scope)
-        scope[REQUEST_ID_KEY] = request_id
+        scope[REQUEST_ID_KEY], scope[SEND_BODY_KEY] = request_id, send
         header = (b"x-request-id", request_id.encode())
 
         async def send_with_id(message: Message) -> None:

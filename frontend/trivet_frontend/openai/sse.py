@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from trivet_frontend.openai.connection import ABORT_KEY
 from trivet_frontend.openai.errors import as_trivet_error, error_body
+from trivet_frontend.openai.middleware import SEND_BODY_KEY
 
 ResultT = TypeVar("ResultT")
 
@@ -62,28 +63,30 @@ class EventStream(Response):
         self._may_write.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        send_body = scope.get(SEND_BODY_KEY, send)
+
         async def look() -> None:
-            await self._look(scope, send)
+            await self._look(scope, send_body)
 
         every = min(self._limits.keepalive or self._limits.slow_client, self._limits.slow_client) / LOOKS_PER_LIMIT
         try:
-            await run_while_connected(receive, lambda: self._send_all(send), look=look, every=every)
+            await run_while_connected(receive, lambda: self._send_all(send, send_body), look=look, every=every)
         finally:
             self._on_unsent()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, send_body: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 async for piece in events:
                     await self._may_write.wait()
-                    await self._put(send, piece)
+                    await self._put(send_body, piece)
             except Exception as error:
                 await self._may_write.wait()
-                await self._put(send, event(error_body(as_trivet_error(error))))
+                await self._put(send_body, event(error_body(as_trivet_error(error))))
             await self._may_write.wait()
             self._silent_since = None
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send_body({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _put(self, send: Send, piece: bytes) -> None:
         self._writing_since, self._silent_since = time.monotonic(), None
