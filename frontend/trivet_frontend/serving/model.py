@@ -142,7 +142,8 @@ class ModelLanguage:
         return self._template
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # Only this form leaves out where in the text each token stands, a seventh of the work.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     async def _run(self, work: Callable[[], ResultT], *, inline: bool) -> ResultT:
