@@ -20,43 +20,42 @@ struct AmxEngine {
   using Weight = Bfloat16;
   static constexpr bool TAKES_INT8 = true;
 
-  explicit AmxEngine(int64_t rows) : scope(rows < 16 ? rows : 16, 64) {}
+  explicit AmxEngine(int64_t rows) : scope(rows < 16 ? rows : 16, 64), is_narrow(rows <= 16) {}
 
   static Floats power(Floats x) { return power_for_bfloat16(x); }
   static void store_weights(Weight* to, Floats values) { put_bfloat16(to, values); }
   static void widen(const int8_t* cells, int64_t count, Cell* to) { widen_to_bfloat16(cells, count, to); }
 
   TileScope scope;
-  const Bfloat16* pairs = nullptr;  // of the chunk: [count / 2][D / 16] tiles, the pairs of two sub-blocks each
+  const bool is_narrow;   // up to 16 rows: what they read is arranged as it is multiplied, and stays in the L1
+  Cell* pairs = nullptr;  // wide: of the chunk, [count / 2][D / 16] tiles, the pairs of two sub-blocks each;
+                          // narrow: room for a few tiles
 
-  // Values of two sub-blocks under each other are one tile high.
-  void take(const Chunk<Cell>& chunk, int64_t size, Cell* memory) {
-    Cell* to = memory;
-    pairs = memory;
-    if (chunk.key_scales != nullptr) {
-      for (int64_t sub = 0; sub < chunk.count; ++sub) {
-        const int8_t* cells = chunk.int8_values[sub];
-        Cell* half = memory + sub / 2 * (size / 16) * TILE + sub % 2 * 8 * 32;
-        for (int64_t pair = 0; pair < 8; ++pair) {
-          for (int64_t at = 0; at < size; at += 32, cells += 64) {
-            Cell* line = half + at / 16 * TILE + pair * 32;
-            widen_64(cells, line, line + TILE);
+  // Values of two sub-blocks under each other are one tile high: those of dimensions [from, to).
+  static void arrange(const Chunk<Cell>& chunk, int64_t sub, int64_t size, int64_t from, int64_t to, Cell* tiles) {
+    for (int64_t half = 0; half < 2; ++half) {
+      for (int64_t pair = 0; pair < 8; ++pair) {
+        Cell* line = tiles + (half * 8 + pair) * 32;
+        if (chunk.key_scales != nullptr) {
+          const int8_t* cells = chunk.int8_values[sub + half] + pair * size * 2;
+          for (int64_t at = from; at < to; at += 32, line += 2 * TILE) {
+            widen_64(cells + at * 2, line, line + TILE);
+          }
+        } else {
+          const Cell* cells = chunk.values[sub + half] + pair * size * 2;
+          for (int64_t at = from; at < to; at += 16, line += TILE) {
+            _mm512_store_si512(line, _mm512_loadu_si512(cells + at * 2));
           }
         }
       }
-      written();
-      return;
     }
-    for (int64_t sub = 0; sub < chunk.count; sub += 2) {
-      for (int64_t at = 0; at < size; at += 16, to += TILE) {
-        for (int64_t pair = 0; pair < 8; ++pair) {
-          const int64_t offset = (pair * size + at) * 2;
-          _mm512_store_si512(to + pair * 32, _mm512_loadu_si512(chunk.values[sub] + offset));
-          _mm512_store_si512(to + (8 + pair) * 32, _mm512_loadu_si512(chunk.values[sub + 1] + offset));
-        }
-      }
+  }
+
+  void take(const Chunk<Cell>& chunk, int64_t size, Cell* memory) {
+    pairs = memory;
+    for (int64_t sub = 0; sub < chunk.count && !is_narrow; sub += 2) {
+      arrange(chunk, sub, size, 0, size, pairs + sub / 2 * (size / 16) * TILE);
     }
-    written();
   }
 
   void scores(const Cell* query, int64_t rows, int64_t size, const Chunk<Cell>& chunk, float* s, const Ahead& ahead) {
@@ -95,8 +94,55 @@ struct AmxEngine {
     written();
   }
 
+  void narrow_values(const Weight* weights, int64_t size, const Chunk<Cell>& chunk, float* out, const Ahead& ahead) {
+    for (int64_t at = 0; at < size; at += 64) {
+      const int64_t end = size - at < 64 ? size : at + 64;
+      const bool four = end - at == 64;
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      if (chunk.count > 0) {
+        arrange(chunk, 0, size, at, end, pairs);
+      }
+      for (int64_t sub = 0; sub < chunk.count; sub += 2) {
+        if (at == 0) {  // a few at a time, or they wait for each other
+          ahead.touch(sub);
+          ahead.touch(sub + 1);
+        }
+        const Cell* tiles = pairs + sub / 2 % 2 * 4 * TILE;
+        if (sub + 2 < chunk.count) {  // one pair ahead, so that no tile waits for its stores
+          arrange(chunk, sub + 2, size, at, end, pairs + (sub / 2 + 1) % 2 * 4 * TILE);
+        }
+        written();
+        _tile_loadd(4, weights + sub * SUB_BLOCK, ATTENTION_CHUNK * 2);
+        _tile_loadd(6, tiles, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, tiles + TILE, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if (four) {
+          _tile_loadd(6, tiles + 2 * TILE, 64);
+          _tile_dpbf16ps(2, 4, 6);
+          _tile_loadd(7, tiles + 3 * TILE, 64);
+          _tile_dpbf16ps(3, 4, 7);
+        }
+      }
+      _tile_stored(0, out + at, size * 4);
+      _tile_stored(1, out + at + 16, size * 4);
+      if (four) {
+        _tile_stored(2, out + at + 32, size * 4);
+        _tile_stored(3, out + at + 48, size * 4);
+      }
+    }
+    written();
+  }
+
   void values(const Weight* weights, int64_t rows, int64_t size, const Chunk<Cell>& chunk, float* out,
               const Ahead& ahead) {
+    if (is_narrow) {
+      narrow_values(weights, size, chunk, out, ahead);
+      return;
+    }
     constexpr int64_t stride = ATTENTION_CHUNK;
     const bool two = rows > 16;
     written();
