@@ -154,7 +154,7 @@ static void check(WeightFormat f, int64_t n, int64_t k, int64_t m, unsigned seed
     }
   if (can_prepare_columns(f)) {
     Activations a(f, m, k);
-    for (int64_t c = 0; c < k; c += 64) prepare_columns(a, x.data() + c, k, m, c, std::min(c + 64, k));
+    for (int64_t c = 0; c < k; c += 64) prepare_columns(a, x.data() + c, k, {0, m, c, std::min(c + 64, k)});
     other.assign(m * ldo, -7.0f);
     matmul(p, a, {0, m, 0, p.panels}, other.data(), ldo, Output::store);
     if (memcmp(other.data(), out.data(), out.size() * 4)) fail("columns", f, n, k, m, 0, 0);

@@ -14,6 +14,8 @@ namespace {
 
 // Rows that go through the MLP together: what lies between its products then stays in the caches.
 constexpr int64_t MLP_ROWS = 256;
+// Of the gate in a panel, beside as many of up.
+constexpr int64_t GATE_COLUMNS = panel_columns / 2;
 
 struct Layer {
   PackedWeight qkv, output, gate_and_up, down;
@@ -54,6 +56,7 @@ struct Decoder::State {
       layer.qkv = PackedWeight(shape.format, query_size + 2 * kv_size, shape.hidden);
       layer.output = PackedWeight(shape.format, shape.hidden, query_size);
       layer.gate_and_up = PackedWeight(shape.format, 2 * shape.inner, shape.hidden);
+      layer.gate_and_up.halves_in_turn = !is_block_format(shape.format);
       layer.down = PackedWeight(shape.format, shape.hidden, shape.inner);
       layer.attention_norm.resize(shape.hidden);
       layer.mlp_norm.resize(shape.hidden);
@@ -107,8 +110,9 @@ struct Decoder::State {
       most = std::max(most, RACED_ROWS * panels * panel_columns);
     }
     const PackedWeight& gate = layers[0].gate_and_up;
-    return 4 * std::max(most, RACED_ROWS * 2 * Shares(gate.panels / 2, least_panels(gate, RACED_ROWS), members).most() *
-                                  panel_columns);
+    const int64_t apart = gate.halves_in_turn ? 1 : 2;
+    const Shares shares(gate.panels / apart, least_panels(gate, RACED_ROWS), members);
+    return 4 * std::max(most, RACED_ROWS * apart * shares.most() * panel_columns);
   }
 
   void embed(Member& member) {
@@ -190,9 +194,80 @@ struct Decoder::State {
   // Whether the down projection's input is made column by column, as soon as they are there.
   bool by_columns(int64_t rows) const { return rows > RACED_ROWS && can_prepare_columns(shape.format); }
 
-  // inner = silu(gate) * up. An item makes the same columns of both, and hands them on while they are in its caches.
+  // inner = silu(gate) * up.
   template <typename PrepareRow>
   void gate(Member& member, Layer& layer, int64_t rows, PrepareRow prepare_row) {
+    if (!layer.gate_and_up.halves_in_turn) {
+      gate_apart(member, layer, rows, prepare_row);
+    } else if (rows <= RACED_ROWS) {
+      gate_few(member, layer, rows, prepare_row);
+    } else {
+      gate_many(member, layer, rows);
+    }
+  }
+
+  // A panel has sixteen columns of the gate, and the same of up beside them: `panels` of them in each row.
+  void gate_sums(const Layer& layer, float* sums, int64_t rows, int64_t first, int64_t panels) {
+    const std::vector<float>& bias = layer.gate_and_up_bias;
+    for (int64_t index = 0; !bias.empty() && index < rows * panels; ++index) {
+      const int64_t begin = (first + index % panels) * GATE_COLUMNS;
+      for (int64_t column = 0; column < GATE_COLUMNS; ++column) {
+        sums[index * panel_columns + column] += bias[begin + column];
+        sums[index * panel_columns + GATE_COLUMNS + column] += bias[shape.inner + begin + column];
+      }
+    }
+    kernels.silu_and_multiply_rows(sums, rows * panels, GATE_COLUMNS);
+  }
+
+  template <typename PrepareRow>
+  void gate_few(Member& member, Layer& layer, int64_t rows, PrepareRow prepare_row) {
+    const PackedWeight& weight = layer.gate_and_up;
+    const Shares shares(weight.panels, least_panels(weight, rows), member.size());
+    Prepared<PrepareRow> prepared(member, to_mlp, rows, prepare_row);
+    float* results = desks[member.index()].results.as<float>();
+    member.race(
+        shares.count,
+        [&](int64_t item) {
+          const int64_t first = shares.first(item), panels = shares.first(item + 1) - first;
+          matmul(weight, prepared.get(), {0, rows, first, first + panels}, results - first * panel_columns,
+                 panels * panel_columns, Output::store);
+          gate_sums(layer, results, rows, first, panels);
+        },
+        [&](int64_t item) {
+          const int64_t first = shares.first(item), panels = shares.first(item + 1) - first;
+          for (int64_t index = 0; index < rows * panels; ++index) {
+            std::memcpy(row(inner, index / panels, shape.inner) + (first + index % panels) * GATE_COLUMNS,
+                        results + index * panel_columns, GATE_COLUMNS * 4);
+          }
+        });
+  }
+
+  // The sums of some rows are used up while they are in the first cache.
+  void gate_many(Member& member, Layer& layer, int64_t rows) {
+    const PackedWeight& weight = layer.gate_and_up;
+    auto take = [&](float* sums, int64_t begin, int64_t count, int64_t panel) {
+      gate_sums(layer, sums, count, panel, 1);
+      const int64_t column = panel * GATE_COLUMNS;
+      if (by_columns(rows)) {
+        prepare_columns(to_down.shared, sums - begin * panel_columns, panel_columns,
+                        {begin, begin + count, column, column + GATE_COLUMNS});
+        return;
+      }
+      for (int64_t index = 0; index < count; ++index) {
+        std::memcpy(row(inner, begin + index, shape.inner) + column, sums + index * panel_columns, GATE_COLUMNS * 4);
+      }
+    };
+    const SumsTaker taker = taker_of(take);
+    const Shares shares(weight.panels, least_panels(weight, rows), member.size());
+    member.each(shares.count, [&](int64_t item) {
+      matmul(weight, to_mlp.shared, {0, rows, shares.first(item), shares.first(item + 1)}, taker);
+    });
+  }
+
+  // Of weights in blocks, of which gate and up may have different ones: an item makes the same columns of both, and
+  // hands them on while they are in its caches.
+  template <typename PrepareRow>
+  void gate_apart(Member& member, Layer& layer, int64_t rows, PrepareRow prepare_row) {
     const PackedWeight& weight = layer.gate_and_up;
     const std::vector<float>& bias = layer.gate_and_up_bias;
     const int64_t half = shape.inner / panel_columns;
@@ -231,7 +306,7 @@ struct Decoder::State {
         compute(panel, panel + 1);
         if (by_columns(rows)) {
           const int64_t begin = panel * panel_columns;
-          prepare_columns(to_down.shared, results, 2 * panel_columns, rows, begin, begin + panel_columns);
+          prepare_columns(to_down.shared, results, 2 * panel_columns, {0, rows, begin, begin + panel_columns});
         } else {
           publish(panel, panel + 1);
         }

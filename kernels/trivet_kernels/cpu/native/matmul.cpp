@@ -24,12 +24,11 @@ int64_t values_per_line(WeightFormat format) {
   }
 }
 
-bool is_block_format(WeightFormat format) { return format >= WeightFormat::q4_0; }
-
 struct Kernels {
   Matmul matmul;
   Prepare prepare;
   PrepareColumns prepare_columns = nullptr;  // of formats whose columns need nothing of each other
+  bool hands_over = false;                   // knows takers of sums
 };
 
 // The best kernel of a format at a level. bf16 without AVX512-BF16 and int8 without VNNI take the AVX2 kernels.
@@ -43,12 +42,12 @@ Kernels kernels_for(WeightFormat format, Isa isa) {
       if (isa == Isa::avx2) return {matmul_f32_avx2, prepare_f32_plain, prepare_f32_columns_plain};
       return {matmul_f32_plain, prepare_f32_plain, prepare_f32_columns_plain};
     case WeightFormat::bf16:
-      if (isa == Isa::amx) return {matmul_bf16_amx, prepare_bf16_avx512, prepare_bf16_columns_avx512};
+      if (isa == Isa::amx) return {matmul_bf16_amx, prepare_bf16_avx512, prepare_bf16_columns_avx512, true};
       if (avx512 && cpu.avx512_bf16) return {matmul_bf16_avx512, prepare_bf16_avx512, prepare_bf16_columns_avx512};
       if (isa >= Isa::avx2) return {matmul_bf16_avx2, prepare_bf16_plain, prepare_bf16_columns_plain};
       return {matmul_bf16_plain, prepare_bf16_plain, prepare_bf16_columns_plain};
     case WeightFormat::i8:
-      if (isa == Isa::amx) return {matmul_i8_amx, prepare_i8_amx};
+      if (isa == Isa::amx) return {matmul_i8_amx, prepare_i8_amx, nullptr, true};
       if (avx512 && cpu.avx512_vnni) return {matmul_i8_avx512, prepare_i8_avx512};
       if (isa >= Isa::avx2) return {matmul_i8_avx2, prepare_i8_plain};
       return {matmul_i8_plain, prepare_i8_plain};
@@ -85,6 +84,8 @@ void run(const MatmulTask& task) {
 }
 
 }  // namespace
+
+bool is_block_format(WeightFormat format) { return format >= WeightFormat::q4_0; }
 
 int8_t* thread_scratch(int64_t bytes) {
   thread_local AlignedBuffer scratch;
@@ -147,10 +148,9 @@ void prepare(Activations& into, const float* x, int64_t ldx, int64_t row_begin, 
 
 bool can_prepare_columns(WeightFormat format) { return kernels_for(format, isa_in_use()).prepare_columns != nullptr; }
 
-void prepare_columns(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
-                     int64_t column_end) {
-  assert(column_begin % 32 == 0 && column_end <= into.k);
-  kernels_for(into.format, isa_in_use()).prepare_columns(into, x, ldx, rows, column_begin, column_end);
+void prepare_columns(Activations& into, const float* x, int64_t ldx, const ColumnRange& range) {
+  assert(range.column_begin % (is_block_format(into.format) ? 32 : 16) == 0 && range.column_end <= into.k);
+  kernels_for(into.format, isa_in_use()).prepare_columns(into, x, ldx, range);
 }
 
 void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, float* out, int64_t ldo,
@@ -162,6 +162,21 @@ void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange&
     const int64_t last = std::min(range.panel_end - begin, part.panels);
     run({part, x, {range.row_begin, range.row_end, first, last}, out + begin * panel_columns, ldo, output});
     begin += part.panels;
+  }
+}
+
+void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, const SumsTaker& taker) {
+  if (kernels_for(weight.format, isa_in_use()).hands_over) {
+    return run({weight, x, range, nullptr, 0, Output::store, &taker});
+  }
+  alignas(64) float sums[32 * panel_columns];
+  for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
+    for (int64_t row = range.row_begin; row < range.row_end; row += 32) {
+      const int64_t rows = std::min<int64_t>(range.row_end - row, 32);
+      float* origin = sums - row * panel_columns - panel * panel_columns;
+      matmul(weight, x, {row, row + rows, panel, panel + 1}, origin, panel_columns, Output::store);
+      taker.take(taker.context, sums, row, rows, panel);
+    }
   }
 }
 

@@ -38,12 +38,20 @@ enum class WeightFormat {
   mixed,       // rows of several block formats, see PackedWeight::add_rows
 };
 
+bool is_block_format(WeightFormat format);
+
 struct PackedWeight {
   PackedWeight() = default;
   PackedWeight(WeightFormat format, int64_t n, int64_t k);  // zeros, to be filled by the functions below
   // The same without memory of its own: `data` is to be set, to zeros of `bytes()` at first.
   static PackedWeight without_memory(WeightFormat format, int64_t n, int64_t k);
   int64_t bytes() const { return panels * panel_bytes; }
+  // Where a row lies among the columns of the panels.
+  int64_t place(int64_t row) const {
+    if (!halves_in_turn) return row;
+    const int64_t in_half = row % (n / 2);
+    return in_half / 16 * panel_columns + row / (n / 2) * 16 + in_half % 16;
+  }
   // The next rows of a mixed weight: multiples of 32, in a block format of their own. All of them must be added.
   void add_rows(WeightFormat format, int64_t rows);
 
@@ -52,6 +60,9 @@ struct PackedWeight {
   int64_t panels = 0;       // n / 32, rounded up; the columns beyond n are zeros and never written out
   int64_t steps = 0;        // lines of a row that cover k; values beyond k are zeros
   int64_t panel_bytes = 0;  // panels follow each other at this distance; of a mixed weight the greatest of its parts
+  // Sixteen rows of the first half, then the same of the second, so that a panel has both of what belongs together; not
+  // of blocks. Columns of products come in this order.
+  bool halves_in_turn = false;
   AlignedBuffer data;
   std::vector<PackedWeight> parts;  // of a mixed weight, which has no data of its own
 };
@@ -91,11 +102,15 @@ struct Activations {
 // NaN or infinity makes that row of the product NaN, and no other. Rows may be prepared by different threads.
 void prepare(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end);
 
-// The same for the columns [column_begin, column_end) alone, multiples of 32 but for the last, of rows [0, rows): x
-// points at row 0 of the first of them. Not for every format: in some a whole row has one scale.
+// Columns [column_begin, column_end) of rows [row_begin, row_end).
+struct ColumnRange {
+  int64_t row_begin, row_end;
+  int64_t column_begin, column_end;
+};
+// The same for some columns alone, multiples of 32 but for the last, or (of a format without blocks) sixteen of them: x
+// points at the first of them in row 0. Not for every format: in some a whole row has one scale.
 bool can_prepare_columns(WeightFormat format);
-void prepare_columns(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
-                     int64_t column_end);
+void prepare_columns(Activations& into, const float* x, int64_t ldx, const ColumnRange& range);
 
 enum class Output { store, add };  // add: the finished product is added to what is there
 
@@ -108,5 +123,22 @@ struct MatmulRange {
 };
 void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, float* out, int64_t ldo,
             Output output);
+
+// Who takes finished sums instead of having them stored: up to 32 rows of a panel, [rows][panel_columns], which lie in
+// the first cache and are the taker's to write to.
+struct SumsTaker {
+  void (*take)(void* context, float* sums, int64_t row, int64_t rows, int64_t panel);
+  void* context;
+};
+void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, const SumsTaker& taker);
+
+// A taker that calls `take(sums, row, rows, panel)`, which has to outlive it.
+template <typename Take>
+SumsTaker taker_of(Take& take) {
+  return {[](void* context, float* sums, int64_t row, int64_t rows, int64_t panel) {
+            (*static_cast<Take*>(context))(sums, row, rows, panel);
+          },
+          &take};
+}
 
 }  // namespace trivet

@@ -39,6 +39,10 @@ struct alignas(64) Scratch {
 
 template <WeightFormat format>
 void finish(const MatmulTask& task, Scratch& scratch, int64_t row, int64_t rows, int64_t panel) {
+  if (format == WeightFormat::bf16 && task.taker != nullptr) {
+    task.taker->take(task.taker->context, scratch.values, row, rows, panel);
+    return;
+  }
   const int64_t columns = task.columns(panel);
   const uint32_t mask = columns == 32 ? ~0u : (1u << columns) - 1;
   const __mmask16 masks[2] = {static_cast<__mmask16>(mask), static_cast<__mmask16>(mask >> 16)};
@@ -51,16 +55,22 @@ void finish(const MatmulTask& task, Scratch& scratch, int64_t row, int64_t rows,
         value = _mm512_mul_ps(value, _mm512_loadu_ps(column_scales + half * 16));
         value = _mm512_mul_ps(value, _mm512_set1_ps(task.x.scales.as<float>()[row + i]));
       }
+      if (task.taker != nullptr) {
+        _mm512_store_ps(scratch.values + i * panel_columns + half * 16, value);
+        continue;
+      }
       float* out = task.out_at(row + i, panel) + half * 16;
       if (task.output == Output::add) value = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[half], out), value);
       _mm512_mask_storeu_ps(out, masks[half], value);
     }
   }
+  if (task.taker != nullptr) task.taker->take(task.taker->context, scratch.values, row, rows, panel);
 }
 
 template <WeightFormat format>
 bool stores_directly(const MatmulTask& task, int64_t panel) {
-  return format == WeightFormat::bf16 && task.output == Output::store && task.columns(panel) == panel_columns;
+  return format == WeightFormat::bf16 && task.taker == nullptr && task.output == Output::store &&
+         task.columns(panel) == panel_columns;
 }
 
 // 32 rows by one panel, over the steps [step_begin, step_end). Sums of an earlier part of k come from `scratch`, those
@@ -180,7 +190,9 @@ void matmul_tiles(const MatmulTask& task) {
         for (int64_t row = chunk; row < chunk_end; row += 32) {
           const int64_t rows = std::min<int64_t>(chunk_end - row, 32);
           if (rows > 16) {
-            wide_block<format>(task, row, rows, panel, step_begin, step_end, scratch[(row - chunk) / 32], next);
+            // One memory for all where no sums are kept from part to part: it stays in the L1.
+            Scratch& sums = scratch[parts == 1 ? 0 : (row - chunk) / 32];
+            wide_block<format>(task, row, rows, panel, step_begin, step_end, sums, next);
           } else if (part == 0) {
             narrow_block<format>(task, row, rows, panel, 16);
           }

@@ -79,9 +79,9 @@ void prepare_blocks_plain(Activations& into, const float* x, int64_t ldx, int64_
   prepare_range(into, x, ldx, {row_begin, row_end, 0, into.steps});
 }
 
-void prepare_blocks_columns_plain(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
-                                  int64_t column_end) {
-  prepare_range(into, x, ldx, {0, rows, column_begin / block_values, column_end / block_values});
+void prepare_blocks_columns_plain(Activations& into, const float* x, int64_t ldx, const ColumnRange& range) {
+  prepare_range(into, x, ldx,
+                {range.row_begin, range.row_end, range.column_begin / block_values, range.column_end / block_values});
 }
 
 }  // namespace trivet

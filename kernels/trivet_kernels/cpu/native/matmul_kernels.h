@@ -13,6 +13,7 @@ struct MatmulTask {
   float* out;
   int64_t ldo;
   Output output;
+  const SumsTaker* taker = nullptr;  // takes what is otherwise put out
 
   [[gnu::always_inline]] const uint8_t* panel(int64_t index) const {
     return weight.data.as<uint8_t>() + index * weight.panel_bytes;
@@ -61,8 +62,7 @@ int8_t* thread_scratch(int64_t bytes);
 using Matmul = void (*)(const MatmulTask&);
 using Prepare = void (*)(Activations&, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end);
 
-using PrepareColumns = void (*)(Activations&, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
-                                int64_t column_end);
+using PrepareColumns = void (*)(Activations&, const float* x, int64_t ldx, const ColumnRange& range);
 
 void matmul_f32_plain(const MatmulTask&);
 void matmul_bf16_plain(const MatmulTask&);
@@ -72,9 +72,9 @@ void prepare_f32_plain(Activations&, const float*, int64_t, int64_t, int64_t);
 void prepare_bf16_plain(Activations&, const float*, int64_t, int64_t, int64_t);
 void prepare_i8_plain(Activations&, const float*, int64_t, int64_t, int64_t);
 void prepare_blocks_plain(Activations&, const float*, int64_t, int64_t, int64_t);
-void prepare_blocks_columns_plain(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
-void prepare_f32_columns_plain(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
-void prepare_bf16_columns_plain(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
+void prepare_blocks_columns_plain(Activations&, const float*, int64_t, const ColumnRange&);
+void prepare_f32_columns_plain(Activations&, const float*, int64_t, const ColumnRange&);
+void prepare_bf16_columns_plain(Activations&, const float*, int64_t, const ColumnRange&);
 
 #if defined(__x86_64__)
 void matmul_f32_avx2(const MatmulTask&);
@@ -82,18 +82,18 @@ void matmul_bf16_avx2(const MatmulTask&);
 void matmul_i8_avx2(const MatmulTask&);
 void matmul_blocks_avx2(const MatmulTask&);
 void prepare_blocks_avx2(Activations&, const float*, int64_t, int64_t, int64_t);
-void prepare_blocks_columns_avx2(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
+void prepare_blocks_columns_avx2(Activations&, const float*, int64_t, const ColumnRange&);
 
 void matmul_f32_avx512(const MatmulTask&);
 void matmul_bf16_avx512(const MatmulTask&);    // needs AVX512-BF16
 void matmul_i8_avx512(const MatmulTask&);      // needs AVX512-VNNI
 void matmul_blocks_avx512(const MatmulTask&);  // needs AVX512-VNNI
 void prepare_bf16_avx512(Activations&, const float*, int64_t, int64_t, int64_t);
-void prepare_bf16_columns_avx512(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
+void prepare_bf16_columns_avx512(Activations&, const float*, int64_t, const ColumnRange&);
 void prepare_i8_avx512(Activations&, const float*, int64_t, int64_t, int64_t);  // values + 128, unsigned
 void prepare_i8_amx(Activations&, const float*, int64_t, int64_t, int64_t);
 void prepare_blocks_avx512(Activations&, const float*, int64_t, int64_t, int64_t);
-void prepare_blocks_columns_avx512(Activations&, const float*, int64_t, int64_t, int64_t, int64_t);
+void prepare_blocks_columns_avx512(Activations&, const float*, int64_t, const ColumnRange&);
 
 void matmul_bf16_amx(const MatmulTask&);
 void matmul_i8_amx(const MatmulTask&);

@@ -52,8 +52,8 @@ void pack_row_i8(uint8_t* panel, int64_t column, const float* row, int64_t k, in
 
 void pack_f32(PackedWeight& weight, const float* rows, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row, rows += weight.k) {
-    uint8_t* panel = panel_of(weight, row);
-    const int64_t column = row % panel_columns;
+    uint8_t* panel = panel_of(weight, weight.place(row));
+    const int64_t column = weight.place(row) % panel_columns;
     switch (weight.format) {
       case WeightFormat::f32: pack_row_f32(panel, column, rows, weight.k); break;
       case WeightFormat::bf16: pack_row_bf16(panel, column, rows, weight.k); break;
@@ -74,8 +74,8 @@ void pack_bf16(PackedWeight& weight, const uint16_t* rows, int64_t row_begin, in
 
 void unpack_row(const PackedWeight& weight, int64_t row, float* into) {
   if (weight.format >= WeightFormat::q4_0) return unpack_blocks_row(weight, row, into);
-  const int64_t column = row % panel_columns;
-  const uint8_t* panel = weight.data.as<uint8_t>() + row / panel_columns * weight.panel_bytes;
+  const int64_t column = weight.place(row) % panel_columns;
+  const uint8_t* panel = weight.data.as<uint8_t>() + weight.place(row) / panel_columns * weight.panel_bytes;
   const auto* scales = reinterpret_cast<const float*>(panel + weight.steps * step_bytes);
   for (int64_t i = 0; i < weight.k; ++i) {
     switch (weight.format) {

@@ -101,18 +101,20 @@ void prepare_f32_plain(Activations& into, const float* x, int64_t ldx, int64_t r
   for (int64_t row = row_begin; row < row_end; ++row) prepare_f32_row(into, x + row * ldx, row, 0, into.k);
 }
 
-void prepare_f32_columns_plain(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
-                               int64_t column_end) {
-  for (int64_t row = 0; row < rows; ++row) prepare_f32_row(into, x + row * ldx, row, column_begin, column_end);
+void prepare_f32_columns_plain(Activations& into, const float* x, int64_t ldx, const ColumnRange& range) {
+  for (int64_t row = range.row_begin; row < range.row_end; ++row) {
+    prepare_f32_row(into, x + row * ldx, row, range.column_begin, range.column_end);
+  }
 }
 
 void prepare_bf16_plain(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row) prepare_bf16_row(into, x + row * ldx, row, 0, into.k);
 }
 
-void prepare_bf16_columns_plain(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
-                                int64_t column_end) {
-  for (int64_t row = 0; row < rows; ++row) prepare_bf16_row(into, x + row * ldx, row, column_begin, column_end);
+void prepare_bf16_columns_plain(Activations& into, const float* x, int64_t ldx, const ColumnRange& range) {
+  for (int64_t row = range.row_begin; row < range.row_end; ++row) {
+    prepare_bf16_row(into, x + row * ldx, row, range.column_begin, range.column_end);
+  }
 }
 
 void prepare_i8_plain(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {

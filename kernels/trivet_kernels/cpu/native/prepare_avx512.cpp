@@ -29,6 +29,12 @@ __m512i quantised(const float* values, int64_t count, const QuantisationScale& s
 
 // Columns [begin, end) of a row; `from` points at the first of them.
 void prepare_bf16_row(Activations& into, const float* from, int64_t row, int64_t begin, int64_t end) {
+  if (end - begin <= 16) {  // half a line, of which another may be writing the other half
+    const __m512 values = _mm512_maskz_loadu_ps(first(end - begin), from);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(into.line(row, begin / 32) + begin % 32 * 2),
+                        (__m256i)_mm512_cvtneps_pbh(values));
+    return;
+  }
   for (int64_t column = begin; column < end; column += 32, from += 32) {
     const __m512 low = _mm512_maskz_loadu_ps(first(end - column), from);
     const __m512 high = _mm512_maskz_loadu_ps(first(end - column - 16), from + 16);
@@ -59,9 +65,10 @@ void prepare_bf16_avx512(Activations& into, const float* x, int64_t ldx, int64_t
   for (int64_t row = row_begin; row < row_end; ++row) prepare_bf16_row(into, x + row * ldx, row, 0, into.k);
 }
 
-void prepare_bf16_columns_avx512(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
-                                 int64_t column_end) {
-  for (int64_t row = 0; row < rows; ++row) prepare_bf16_row(into, x + row * ldx, row, column_begin, column_end);
+void prepare_bf16_columns_avx512(Activations& into, const float* x, int64_t ldx, const ColumnRange& range) {
+  for (int64_t row = range.row_begin; row < range.row_end; ++row) {
+    prepare_bf16_row(into, x + row * ldx, row, range.column_begin, range.column_end);
+  }
 }
 
 void prepare_i8_avx512(Activations& into, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end) {
@@ -108,9 +115,9 @@ void prepare_blocks_avx512(Activations& into, const float* x, int64_t ldx, int64
   prepare_range(into, x, ldx, {row_begin, row_end, 0, into.steps});
 }
 
-void prepare_blocks_columns_avx512(Activations& into, const float* x, int64_t ldx, int64_t rows, int64_t column_begin,
-                                   int64_t column_end) {
-  prepare_range(into, x, ldx, {0, rows, column_begin / block_values, column_end / block_values});
+void prepare_blocks_columns_avx512(Activations& into, const float* x, int64_t ldx, const ColumnRange& range) {
+  prepare_range(into, x, ldx,
+                {range.row_begin, range.row_end, range.column_begin / block_values, range.column_end / block_values});
 }
 
 }  // namespace trivet
