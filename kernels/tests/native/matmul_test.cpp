@@ -152,12 +152,31 @@ static void check(WeightFormat f, int64_t n, int64_t k, int64_t m, unsigned seed
       run(p, xs, k, c, o, ldo, 1);
       if (memcmp(o.data(), out.data() + at * ldo, o.size() * 4)) fail("batch", f, n, k, m, part, at);
     }
-  if (can_prepare_columns(f)) {
+  if (const PrepareColumns prepare_columns = columns_preparer(f)) {
+    for (int64_t width : {16, 64}) {  // in blocks sixteen columns are not enough
+      if (width < 32 && is_block_format(f)) continue;
+      Activations a(f, m, k);
+      for (int64_t c = 0; c < k; c += width) prepare_columns(a, x.data() + c, k, {0, m, c, std::min(c + width, k)});
+      other.assign(m * ldo, -7.0f);
+      matmul(p, a, {0, m, 0, p.panels}, other.data(), ldo, Output::store);
+      if (memcmp(other.data(), out.data(), out.size() * 4)) fail("columns", f, n, k, m, width, 0);
+    }
+  }
+  {  // every row of every panel is handed over once, with the bits that are stored otherwise
     Activations a(f, m, k);
-    for (int64_t c = 0; c < k; c += 64) prepare_columns(a, x.data() + c, k, {0, m, c, std::min(c + 64, k)});
+    prepare(a, x.data(), k, 0, m);
     other.assign(m * ldo, -7.0f);
-    matmul(p, a, {0, m, 0, p.panels}, other.data(), ldo, Output::store);
-    if (memcmp(other.data(), out.data(), out.size() * 4)) fail("columns", f, n, k, m, 0, 0);
+    auto take = [&](float* sums, int64_t row, int64_t rows, int64_t panel) {
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = panel * 32; j < std::min(n, panel * 32 + 32); ++j) {
+          float& place = other[(row + i) * ldo + j];
+          if (place != -7.0f) fail("taken twice", f, n, k, m, row + i, j);
+          place = sums[i * 32 + j % 32];
+          sums[i * 32 + j % 32] = NAN;  // the memory is the taker's
+        }
+    };
+    matmul(p, a, {0, m, 0, p.panels}, taker_of(take));
+    if (memcmp(other.data(), out.data(), out.size() * 4)) fail("taken", f, n, k, m, 0, 0);
   }
   other.assign(m * ldo, 0.25f);
   run(p, x, k, m, other, ldo, 2, Output::add);

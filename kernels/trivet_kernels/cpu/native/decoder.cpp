@@ -30,6 +30,7 @@ struct Decoder::State {
   DecoderShape shape;
   Team team;
   const RowKernels& kernels;
+  const PrepareColumns prepare_columns;
   std::vector<Layer> layers;
   std::vector<float> final_norm;
   PackedWeight head;
@@ -47,6 +48,7 @@ struct Decoder::State {
       : shape(given),
         team(threads),
         kernels(row_kernels()),
+        prepare_columns(columns_preparer(given.format)),
         layers(given.layers),
         final_norm(given.hidden),
         head(given.head_format, given.vocab, given.hidden) {
@@ -192,7 +194,7 @@ struct Decoder::State {
   }
 
   // Whether the down projection's input is made column by column, as soon as they are there.
-  bool by_columns(int64_t rows) const { return rows > RACED_ROWS && can_prepare_columns(shape.format); }
+  bool by_columns(int64_t rows) const { return rows > RACED_ROWS && prepare_columns != nullptr; }
 
   // inner = silu(gate) * up.
   template <typename PrepareRow>

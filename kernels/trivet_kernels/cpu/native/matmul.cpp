@@ -146,12 +146,7 @@ void prepare(Activations& into, const float* x, int64_t ldx, int64_t row_begin, 
   kernels_for(into.format, isa_in_use()).prepare(into, x, ldx, row_begin, row_end);
 }
 
-bool can_prepare_columns(WeightFormat format) { return kernels_for(format, isa_in_use()).prepare_columns != nullptr; }
-
-void prepare_columns(Activations& into, const float* x, int64_t ldx, const ColumnRange& range) {
-  assert(range.column_begin % (is_block_format(into.format) ? 32 : 16) == 0 && range.column_end <= into.k);
-  kernels_for(into.format, isa_in_use()).prepare_columns(into, x, ldx, range);
-}
+PrepareColumns columns_preparer(WeightFormat format) { return kernels_for(format, isa_in_use()).prepare_columns; }
 
 void matmul(const PackedWeight& weight, const Activations& x, const MatmulRange& range, float* out, int64_t ldo,
             Output output) {

@@ -108,9 +108,9 @@ struct ColumnRange {
   int64_t column_begin, column_end;
 };
 // The same for some columns alone, multiples of 32 but for the last, or (of a format without blocks) sixteen of them: x
-// points at the first of them in row 0. Not for every format: in some a whole row has one scale.
-bool can_prepare_columns(WeightFormat format);
-void prepare_columns(Activations& into, const float* x, int64_t ldx, const ColumnRange& range);
+// points at the first of them in row 0. Null of formats in which a whole row has one scale.
+using PrepareColumns = void (*)(Activations& into, const float* x, int64_t ldx, const ColumnRange& range);
+PrepareColumns columns_preparer(WeightFormat format);
 
 enum class Output { store, add };  // add: the finished product is added to what is there
 

@@ -62,7 +62,6 @@ int8_t* thread_scratch(int64_t bytes);
 using Matmul = void (*)(const MatmulTask&);
 using Prepare = void (*)(Activations&, const float* x, int64_t ldx, int64_t row_begin, int64_t row_end);
 
-using PrepareColumns = void (*)(Activations&, const float* x, int64_t ldx, const ColumnRange& range);
 
 void matmul_f32_plain(const MatmulTask&);
 void matmul_bf16_plain(const MatmulTask&);

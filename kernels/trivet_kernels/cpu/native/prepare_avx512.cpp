@@ -29,12 +29,6 @@ __m512i quantised(const float* values, int64_t count, const QuantisationScale& s
 
 // Columns [begin, end) of a row; `from` points at the first of them.
 void prepare_bf16_row(Activations& into, const float* from, int64_t row, int64_t begin, int64_t end) {
-  if (end - begin <= 16) {  // half a line, of which another may be writing the other half
-    const __m512 values = _mm512_maskz_loadu_ps(first(end - begin), from);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(into.line(row, begin / 32) + begin % 32 * 2),
-                        (__m256i)_mm512_cvtneps_pbh(values));
-    return;
-  }
   for (int64_t column = begin; column < end; column += 32, from += 32) {
     const __m512 low = _mm512_maskz_loadu_ps(first(end - column), from);
     const __m512 high = _mm512_maskz_loadu_ps(first(end - column - 16), from + 16);
@@ -66,8 +60,17 @@ void prepare_bf16_avx512(Activations& into, const float* x, int64_t ldx, int64_t
 }
 
 void prepare_bf16_columns_avx512(Activations& into, const float* x, int64_t ldx, const ColumnRange& range) {
+  const int64_t step = range.column_begin / 32, width = range.column_end - range.column_begin;
   for (int64_t row = range.row_begin; row < range.row_end; ++row) {
-    prepare_bf16_row(into, x + row * ldx, row, range.column_begin, range.column_end);
+    const float* from = x + row * ldx;
+    if (width > 16) {
+      prepare_bf16_row(into, from, row, range.column_begin, range.column_end);
+      continue;
+    }
+    // Half a line, of which another may be writing the other half.
+    const __m512 values = width == 16 ? _mm512_loadu_ps(from) : _mm512_maskz_loadu_ps(first(width), from);
+    uint8_t* to = into.line(row, step) + range.column_begin % 32 * 2;
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(values));
   }
 }
 
