@@ -42,27 +42,26 @@ inline Floats select(Ints condition, Floats yes, Floats no) {
 
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
-// Halves onto each other: the same order on every machine.
+// Halves onto each other, the same order on every machine: `both(lane, lane + half)` of vectors that stay in registers.
+template <typename Both>
+inline float folded(Floats values, Both both) {
+  typedef float Eight __attribute__((vector_size(32)));
+  typedef float Four __attribute__((vector_size(16)));
+  Eight eights[2];
+  std::memcpy(eights, &values, sizeof eights);
+  const Eight eight = both(eights[0], eights[1]);
+  Four fours[2];
+  std::memcpy(fours, &eight, sizeof fours);
+  const Four four = both(fours[0], fours[1]);
+  return both(both(four[0], four[2]), both(four[1], four[3]));
+}
+
 inline float sum_of(Floats values) {
-  float lanes[LANES];
-  store(lanes, values);
-  for (int half = LANES / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) {
-      lanes[lane] += lanes[lane + half];
-    }
-  }
-  return lanes[0];
+  return folded(values, [](auto one, auto other) { return one + other; });
 }
 
 inline float max_of(Floats values) {
-  float lanes[LANES];
-  store(lanes, values);
-  for (int half = LANES / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) {
-      lanes[lane] = lanes[lane] > lanes[lane + half] ? lanes[lane] : lanes[lane + half];
-    }
-  }
-  return lanes[0];
+  return folded(values, [](auto one, auto other) { return one > other ? one : other; });
 }
 
 // 2^part for part in [-0.5, 0.5]: minimax polynomial of degree 6.
