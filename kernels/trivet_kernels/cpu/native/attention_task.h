@@ -104,87 +104,90 @@ template <bool quantised>
   }
 }
 
-// One row of a chunk: scores in, unnormalised probabilities out; lanes [first, last) of `width` are seen. Gives the
-// greatest score and the sum, which is 0 only when nothing is seen.
-template <typename Engine, bool quantised>
-inline void soften(float* scores, typename Engine::Weight* weights, int64_t width, int64_t first, int64_t last,
-                   const Chunk<typename Engine::Cell>& chunk, float scale, float soft_cap, float& greatest,
-                   float& sum) {
-  constexpr int64_t STEP = 2 * LANES;
-  // Whole steps with something to see, and those of them in which all is seen.
-  const int64_t begin = first / STEP * STEP, end = (last + STEP - 1) / STEP * STEP;
-  int64_t open = (first + STEP - 1) / STEP * STEP, shut = last / STEP * STEP;
-  if (first >= last) {
-    for (int64_t at = 0; at < width; at += LANES) {
-      Engine::store_weights(weights + at, Floats{});
+// Which lanes of a chunk a row sees, [first, last), in steps of two vectors: [begin, end) have something to see, and in
+// [open, shut) all is seen.
+struct SeenLanes {
+  static constexpr int64_t STEP = 2 * LANES;
+
+  SeenLanes() = default;
+  SeenLanes(int64_t from, int64_t to) : first(from), last(to) {
+    if (first >= last) {
+      return;
     }
-    greatest = NO_SCORE;
-    sum = 0;
-    return;
+    begin = first / STEP * STEP;
+    end = (last + STEP - 1) / STEP * STEP;
+    open = (first + STEP - 1) / STEP * STEP;
+    shut = last / STEP * STEP;
+    if (open > shut) {
+      open = shut = end;
+    }
   }
-  if (open > shut) {
-    open = shut = end;
+  bool nothing() const { return end == 0; }
+
+  // Calls `some(at)` and `all(at)` for the steps from begin to end.
+  template <typename Some, typename All>
+  [[gnu::always_inline]] void each(Some some, All all) const {
+    for (int64_t at = begin; at < open; at += STEP) {
+      some(at);
+    }
+    for (int64_t at = open; at < shut; at += STEP) {
+      all(at);
+    }
+    for (int64_t at = shut > open ? shut : open; at < end; at += STEP) {
+      some(at);
+    }
   }
-  if (quantised || soft_cap > 0) {
-    adjust<quantised>(scores, begin, end, chunk.key_scales, scale, soft_cap);
-    scale = soft_cap > 0 ? 1.0f : scale;
-  }
-  const auto seen = [&](int64_t at) {
+  Ints mask(int64_t at) const {
     const Ints place = lane_numbers() + (int32_t)at;
     return (place >= (int32_t)first) & (place < (int32_t)last);
-  };
+  }
+
+  int64_t first = 0, last = 0, begin = 0, end = 0, open = 0, shut = 0;
+};
+
+// The greatest score of a row that sees something.
+inline float greatest_of(const float* scores, const SeenLanes& seen) {
   const Floats none = splat(NO_SCORE);
   Floats most = none, second = none;
-  const auto masked_most = [&](int64_t at) {
-    for (int64_t lane = at; lane < at + STEP; lane += LANES) {
-      most = max(select(seen(lane), load(scores + lane), none), most);
-    }
-  };
-  for (int64_t at = begin; at < open; at += STEP) {
-    masked_most(at);
-  }
-  for (int64_t at = open; at < shut; at += STEP) {
-    most = max(load(scores + at), most);
-    second = max(load(scores + at + LANES), second);
-  }
-  for (int64_t at = shut > open ? shut : open; at < end; at += STEP) {
-    masked_most(at);
-  }
-  greatest = max_of(max(most, second)) * scale;
+  seen.each(
+      [&](int64_t at) {
+        for (int64_t lane = at; lane < at + SeenLanes::STEP; lane += LANES) {
+          most = max(select(seen.mask(lane), load(scores + lane), none), most);
+        }
+      },
+      [&](int64_t at) {
+        most = max(load(scores + at), most);
+        second = max(load(scores + at + LANES), second);
+      });
+  return max_of(max(most, second));
+}
+
+// One row of a chunk: scores in, unnormalised probabilities out, `width` of them. Gives their sum, which is 0 only when
+// nothing is seen.
+template <typename Engine, bool quantised>
+inline float soften(const float* scores, typename Engine::Weight* weights, int64_t width, const SeenLanes& seen,
+                    const Chunk<typename Engine::Cell>& chunk, float scale, float greatest) {
   const Floats factor = splat(scale * BASE_2), shift = splat(greatest * BASE_2);
   Floats sums = Floats{}, others = Floats{};
-  const auto put = [&](int64_t at, Floats weight) {
-    Engine::store_weights(weights + at, quantised ? weight * load(chunk.value_scales + at) : weight);
-  };
-  const auto masked = [&](int64_t at) {
-    const Floats one = select(seen(at), Engine::power(load(scores + at) * factor - shift), Floats{});
-    const Floats two = select(seen(at + LANES), Engine::power(load(scores + at + LANES) * factor - shift), Floats{});
+  const auto power = [&](int64_t at) { return Engine::power(load(scores + at) * factor - shift); };
+  const auto put = [&](int64_t at, Floats one, Floats two) {
     sums += one;
     others += two;
-    put(at, one);
-    put(at + LANES, two);
+    Engine::store_weights(weights + at, quantised ? one * load(chunk.value_scales + at) : one);
+    Engine::store_weights(weights + at + LANES, quantised ? two * load(chunk.value_scales + at + LANES) : two);
   };
-  for (int64_t at = 0; at < begin; at += LANES) {
+  for (int64_t at = 0; at < seen.begin; at += LANES) {
     Engine::store_weights(weights + at, Floats{});
   }
-  for (int64_t at = begin; at < open; at += STEP) {
-    masked(at);
-  }
-  for (int64_t at = open; at < shut; at += STEP) {
-    const Floats one = Engine::power(load(scores + at) * factor - shift);
-    const Floats two = Engine::power(load(scores + at + LANES) * factor - shift);
-    sums += one;
-    others += two;
-    put(at, one);
-    put(at + LANES, two);
-  }
-  for (int64_t at = shut > open ? shut : open; at < end; at += STEP) {
-    masked(at);
-  }
-  for (int64_t at = end; at < width; at += LANES) {
+  seen.each(
+      [&](int64_t at) {
+        put(at, select(seen.mask(at), power(at), Floats{}), select(seen.mask(at + LANES), power(at + LANES), Floats{}));
+      },
+      [&](int64_t at) { put(at, power(at), power(at + LANES)); });
+  for (int64_t at = seen.end; at < width; at += LANES) {
     Engine::store_weights(weights + at, Floats{});
   }
-  sum = sum_of(sums + others);
+  return sum_of(sums + others);
 }
 
 // Sixteen rows' results so far and those of one chunk more: gives what each is weighed by, and updates score and sum.
@@ -336,14 +339,25 @@ void attend(const AttentionTask& task, void* memory) {
                     group > 0   ? Ahead{}
                     : quantised ? Ahead{following, listed, 0, half}
                                 : Ahead{at, used, keys_bytes, keys_bytes});
+      // All rows step by step: what the next step of one waits for, the others fill with theirs.
+      const float scale = task.soft_cap > 0 ? 1.0f : task.scale;
+      SeenLanes seen[ROWS_TOGETHER];
       float greatest[ROWS_TOGETHER] = {}, sums[ROWS_TOGETHER] = {};
       for (int64_t row = 0; row < together; ++row) {
         const int64_t position = task.rows[group + row].position;
         const int64_t oldest = task.window > 0 && position + 1 > task.window ? position + 1 - task.window : 0;
         const int64_t last = position + 1 - from < width ? position + 1 - from : width;
-        soften<Engine, quantised>(scratch.scores + row * ATTENTION_CHUNK, scratch.weights + row * ATTENTION_CHUNK,
-                                  width, oldest > from ? oldest - from : 0, last < 0 ? 0 : last, chunk, task.scale,
-                                  task.soft_cap, greatest[row], sums[row]);
+        float* scores = scratch.scores + row * ATTENTION_CHUNK;
+        seen[row] = SeenLanes(oldest > from ? oldest - from : 0, last);
+        if (quantised || task.soft_cap > 0) {
+          adjust<quantised>(scores, seen[row].begin, seen[row].end, chunk.key_scales, task.scale, task.soft_cap);
+        }
+        greatest[row] = seen[row].nothing() ? NO_SCORE : greatest_of(scores, seen[row]) * scale;
+      }
+      for (int64_t row = 0; row < together; ++row) {
+        sums[row] = soften<Engine, quantised>(scratch.scores + row * ATTENTION_CHUNK,
+                                              scratch.weights + row * ATTENTION_CHUNK, width, seen[row], chunk, scale,
+                                              greatest[row]);
       }
       if (group == 0) {
         engine.take(chunk, size, scratch.values);
