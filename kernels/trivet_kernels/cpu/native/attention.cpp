@@ -6,7 +6,7 @@ namespace trivet {
 
 int64_t attention_scratch_bytes(int64_t head_size) {
   const int64_t by_head = ROWS_TOGETHER + 2 * MOST_ROWS + 2 * SUB_BLOCK + 3 * ATTENTION_CHUNK;
-  return (2 * ROWS_TOGETHER * ATTENTION_CHUNK + by_head * head_size + 2 * ATTENTION_CHUNK + 2 * MOST_ROWS) * 4 + 1024;
+  return (ROWS_TOGETHER * SCORE_STRIDE + by_head * head_size + 2 * ATTENTION_CHUNK + 2 * MOST_ROWS) * 4 + 1024;
 }
 
 const AttentionKernels& attention_kernels(CacheType type) {

@@ -18,6 +18,7 @@ namespace trivet {
 
 constexpr int64_t SUB_BLOCK = 16;         // tokens
 constexpr int64_t ATTENTION_CHUNK = 256;  // tokens between two merges of partial results; part of the arithmetic
+constexpr int64_t SCORE_STRIDE = ATTENTION_CHUNK + 16;  // floats between rows of scores: not all in the same sets of a cache
 constexpr int64_t MOST_ROWS = 128;        // of one task, a multiple of 32
 
 constexpr int64_t ROWS_TOGETHER = 32;  // that go through a chunk together

@@ -59,7 +59,7 @@ struct AmxEngine {
   }
 
   void scores(const Cell* query, int64_t rows, int64_t size, const Chunk<Cell>& chunk, float* s, const Ahead& ahead) {
-    constexpr int64_t stride = ATTENTION_CHUNK;
+    constexpr int64_t stride = SCORE_STRIDE;
     const bool two = rows > 16;
     written();
     for (int64_t sub = 0; sub < chunk.count; sub += 2) {
@@ -115,7 +115,7 @@ struct AmxEngine {
           arrange(chunk, sub + 2, size, at, end, pairs + (sub / 2 + 1) % 2 * 4 * TILE);
         }
         written();
-        _tile_loadd(4, weights + sub * SUB_BLOCK, ATTENTION_CHUNK * 2);
+        _tile_loadd(4, weights + sub * SUB_BLOCK, weight_stride<Weight> * 2);
         _tile_loadd(6, tiles, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, tiles + TILE, 64);
@@ -143,7 +143,7 @@ struct AmxEngine {
       narrow_values(weights, size, chunk, out, ahead);
       return;
     }
-    constexpr int64_t stride = ATTENTION_CHUNK;
+    constexpr int64_t stride = weight_stride<Weight>;
     const bool two = rows > 16;
     written();
     for (int64_t at = 0; at < size; at += 32) {

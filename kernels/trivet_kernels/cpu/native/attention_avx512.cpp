@@ -109,7 +109,7 @@ struct Avx512Engine : Type {
                           second = Type::line(two + step * LINE);
                         });
         for (int index = 0; index < count; ++index) {
-          float* to = s + (row + index) * ATTENTION_CHUNK + sub * SUB_BLOCK;
+          float* to = s + (row + index) * SCORE_STRIDE + sub * SUB_BLOCK;
           _mm512_storeu_ps(to, low[index]);
           _mm512_storeu_ps(to + 16, high[index]);
         }
@@ -128,7 +128,7 @@ struct Avx512Engine : Type {
             ahead.touch(sub);
           }
           const Cell* from = chunk.values[sub] + at * DEPTH;
-          multiply<count>(weights + row * ATTENTION_CHUNK + sub * SUB_BLOCK, ATTENTION_CHUNK, SUB_BLOCK / DEPTH, low,
+          multiply<count>(weights + row * weight_stride<Weight> + sub * SUB_BLOCK, weight_stride<Weight>, SUB_BLOCK / DEPTH, low,
                           high, [&](int64_t step, typename Type::Right& first, typename Type::Right& second) {
                             first = Type::line(from + step * size * DEPTH);
                             second = Type::line(from + step * size * DEPTH + LINE);

@@ -2,9 +2,9 @@
 //
 // Engine(rows of the task) has the types Cell (cache and query) and Weight (probabilities as the second product wants
 // them), and
-//   scores(query [rows][D], rows, D, chunk, s [rows][ATTENTION_CHUNK]): s[row][16 · i + lane] = query · key of lane of
+//   scores(query [rows][D], rows, D, chunk, s [rows][SCORE_STRIDE]): s[row][16 · i + lane] = query · key of lane of
 //     sub-block i
-//   values(p [rows][ATTENTION_CHUNK], rows, D, chunk, out [rows][D]): out = p · values
+//   values(p [rows][weight_stride<Weight>], rows, D, chunk, out [rows][D]): out = p · values
 //   take(chunk, D, memory): called once a chunk before them, with memory for the chunk's values
 //   power(x) = 2^x for x <= 0, exactly 1 at 0
 //   widen(cells, count, to): int8 as Cell, a multiple of 64 of them; where TAKES_INT8, `take` does so with values
@@ -47,13 +47,17 @@ struct Chunk {
   const float *key_scales, *value_scales;       // [ATTENTION_CHUNK]; null: none
 };
 
+// Probabilities take the place of a row's scores.
+template <typename Weight>
+constexpr int64_t weight_stride = SCORE_STRIDE * (int64_t)sizeof(float) / (int64_t)sizeof(Weight);
+
 template <typename Engine>
 struct Scratch {
   using Cell = typename Engine::Cell;
   using Weight = typename Engine::Weight;
 
-  float* scores;    // [ROWS_TOGETHER][CHUNK]
-  Weight* weights;  // [ROWS_TOGETHER][CHUNK]
+  float* scores;    // [ROWS_TOGETHER][SCORE_STRIDE]
+  Weight* weights;  // there too
   float* partial;   // [ROWS_TOGETHER][D]
   Cell* query;      // [MOST_ROWS][D]
   float* total;     // [MOST_ROWS][D]
@@ -71,8 +75,8 @@ struct Scratch {
       at += (bytes + 63) / 64 * 64;
       return taken;
     };
-    scores = reinterpret_cast<float*>(take(ROWS_TOGETHER * ATTENTION_CHUNK * 4));
-    weights = reinterpret_cast<Weight*>(take(ROWS_TOGETHER * ATTENTION_CHUNK * 4));
+    scores = reinterpret_cast<float*>(take(ROWS_TOGETHER * SCORE_STRIDE * 4));
+    weights = reinterpret_cast<Weight*>(scores);
     partial = reinterpret_cast<float*>(take(ROWS_TOGETHER * head_size * 4));
     query = reinterpret_cast<Cell*>(take(MOST_ROWS * head_size * 4));
     total = reinterpret_cast<float*>(take(MOST_ROWS * head_size * 4));
@@ -162,7 +166,7 @@ inline float greatest_of(const float* scores, const SeenLanes& seen) {
   return max_of(max(most, second));
 }
 
-// One row of a chunk: scores in, unnormalised probabilities out, `width` of them. Gives their sum, which is 0 only when
+// One row of a chunk: scores in, unnormalised probabilities out, `width` of them, to the same place. Gives their sum, which is 0 only when
 // nothing is seen.
 template <typename Engine, bool quantised>
 inline float soften(const float* scores, typename Engine::Weight* weights, int64_t width, const SeenLanes& seen,
@@ -347,7 +351,7 @@ void attend(const AttentionTask& task, void* memory) {
         const int64_t position = task.rows[group + row].position;
         const int64_t oldest = task.window > 0 && position + 1 > task.window ? position + 1 - task.window : 0;
         const int64_t last = position + 1 - from < width ? position + 1 - from : width;
-        float* scores = scratch.scores + row * ATTENTION_CHUNK;
+        float* scores = scratch.scores + row * SCORE_STRIDE;
         seen[row] = SeenLanes(oldest > from ? oldest - from : 0, last);
         if (quantised || task.soft_cap > 0) {
           adjust<quantised>(scores, seen[row].begin, seen[row].end, chunk.key_scales, task.scale, task.soft_cap);
@@ -355,9 +359,9 @@ void attend(const AttentionTask& task, void* memory) {
         greatest[row] = seen[row].nothing() ? NO_SCORE : greatest_of(scores, seen[row]) * scale;
       }
       for (int64_t row = 0; row < together; ++row) {
-        sums[row] = soften<Engine, quantised>(scratch.scores + row * ATTENTION_CHUNK,
-                                              scratch.weights + row * ATTENTION_CHUNK, width, seen[row], chunk, scale,
-                                              greatest[row]);
+        sums[row] = soften<Engine, quantised>(scratch.scores + row * SCORE_STRIDE,
+                                              scratch.weights + row * weight_stride<typename Engine::Weight>, width,
+                                              seen[row], chunk, scale, greatest[row]);
       }
       if (group == 0) {
         engine.take(chunk, size, scratch.values);

@@ -104,7 +104,7 @@ struct VectorEngine : Type {
                                              chunk.keys[sub] + step * LINE);
         }
         for (int index = 0; index < count; ++index) {
-          store(s + (row + index) * ATTENTION_CHUNK + sub * SUB_BLOCK, sums[index]);
+          store(s + (row + index) * SCORE_STRIDE + sub * SUB_BLOCK, sums[index]);
         }
       });
     }
@@ -120,9 +120,9 @@ struct VectorEngine : Type {
           if (row + at == 0) {
             ahead.touch(sub);
           }
-          const Cell* left = weights + row * ATTENTION_CHUNK + sub * SUB_BLOCK;
+          const Cell* left = weights + row * weight_stride<Weight> + sub * SUB_BLOCK;
           for (int64_t step = 0; step < SUB_BLOCK / DEPTH; ++step) {
-            Type::template add_products<count>(sums, left + step * DEPTH, ATTENTION_CHUNK,
+            Type::template add_products<count>(sums, left + step * DEPTH, weight_stride<Weight>,
                                                chunk.values[sub] + (step * size + at) * DEPTH);
           }
         }
