@@ -16,8 +16,8 @@ namespace trivet {
 namespace {
 
 constexpr int64_t tile_bytes = 16 * line_bytes;
-// Activations that stay in the L2 (1 to 2 MiB) while all panels pass by.
-constexpr int64_t chunk_bytes = 640 << 10;
+// Activations that stay in the L2 (2 MiB wherever there are tiles) while all panels pass by.
+constexpr int64_t chunk_bytes = 1 << 20;
 constexpr int64_t chunk_blocks = 16;  // of 32 rows at most
 constexpr int64_t part_steps = 18;    // 36 KiB of a panel
 // How far the stream of weights is asked for ahead of its use: about the latency of memory times its bandwidth.
