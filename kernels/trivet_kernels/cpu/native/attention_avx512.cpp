@@ -128,8 +128,9 @@ struct Avx512Engine : Type {
             ahead.touch(sub);
           }
           const Cell* from = chunk.values[sub] + at * DEPTH;
-          multiply<count>(weights + row * weight_stride<Weight> + sub * SUB_BLOCK, weight_stride<Weight>, SUB_BLOCK / DEPTH, low,
-                          high, [&](int64_t step, typename Type::Right& first, typename Type::Right& second) {
+          multiply<count>(weights + row * weight_stride<Weight> + sub * SUB_BLOCK, weight_stride<Weight>,
+                          SUB_BLOCK / DEPTH, low, high,
+                          [&](int64_t step, typename Type::Right& first, typename Type::Right& second) {
                             first = Type::line(from + step * size * DEPTH);
                             second = Type::line(from + step * size * DEPTH + LINE);
                           });

@@ -166,8 +166,8 @@ inline float greatest_of(const float* scores, const SeenLanes& seen) {
   return max_of(max(most, second));
 }
 
-// One row of a chunk: scores in, unnormalised probabilities out, `width` of them, to the same place. Gives their sum, which is 0 only when
-// nothing is seen.
+// One row of a chunk: scores in, unnormalised probabilities out, `width` of them, to the same place. Gives their sum,
+// which is 0 only when nothing is seen.
 template <typename Engine, bool quantised>
 inline float soften(const float* scores, typename Engine::Weight* weights, int64_t width, const SeenLanes& seen,
                     const Chunk<typename Engine::Cell>& chunk, float scale, float greatest) {

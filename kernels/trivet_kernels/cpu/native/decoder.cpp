@@ -64,7 +64,7 @@ struct Decoder::State {
       layer.mlp_norm.resize(shape.hidden);
     }
     hidden = AlignedBuffer(rows * shape.hidden * 4);
-    qkv = AlignedBuffer(rows * (query_size + 2 * kv_size) * 4);
+    qkv = AlignedBuffer(std::min(rows, RACED_ROWS) * (query_size + 2 * kv_size) * 4);
     query = AlignedBuffer(rows * query_size * 4);
     attended = AlignedBuffer(rows * query_size * 4);
     const int64_t mlp_rows = std::min(rows, MLP_ROWS);
@@ -139,28 +139,61 @@ struct Decoder::State {
     prepare(into, out - to * shape.hidden, shape.hidden, to, to + 1);
   }
 
-  void attention(Member& member, Layer& layer, void* cache) {
-    const int64_t size = shape.head_size, query_size = shape.heads * size, kv_size = shape.kv_heads * size;
-    const int64_t width = query_size + 2 * kv_size, cell = query_cell_bytes(shape.cache);
-    auto normed = [&](Activations& into, int64_t token) { norm_row(member, layer.attention_norm, token, into, token); };
-    prepare_shared(member, to_qkv, step->tokens, normed);
-    multiply(member, layer.qkv, layer.qkv_bias, to_qkv, step->tokens, qkv.as<float>(), width, Output::store,
-             desks[member.index()], normed);
-    member.each(step->tokens, [&](int64_t token) {
-      float* from = row(qkv, token, width);
-      const float* cosines = step->cosines + step->positions[token] * size / 2;
-      const float* sines = step->sines + step->positions[token] * size / 2;
-      for (int64_t head = 0; head < shape.heads + shape.kv_heads; ++head) {
-        kernels.rotate(from + head * size, cosines, sines, size);
-      }
-      kernels.store_query(shape.cache, from, query_size, query.as<char>() + token * query_size * cell);
-      const int64_t slot = step->slots[token];
-      for (int64_t head = 0; slot >= 0 && head < shape.kv_heads; ++head) {
-        const float* key = from + query_size + head * size;
-        kernels.write_cache(shape.cache, key, key + kv_size, size, slot / step->block_size, slot % step->block_size,
-                            step->block_size, shape.kv_heads, head, cache);
+  // One head of a token's query, key or value goes where attention reads it; queries and keys are turned before.
+  void hand_on(float* from, int64_t token, int64_t head, void* cache) {
+    const int64_t size = shape.head_size, key = head - shape.heads, value = key - shape.kv_heads;
+    if (value < 0) {
+      const int64_t angles = step->positions[token] * size / 2;
+      kernels.rotate(from, step->cosines + angles, step->sines + angles, size);
+    }
+    if (key < 0) {
+      const int64_t place = (token * shape.heads + head) * size * query_cell_bytes(shape.cache);
+      kernels.store_query(shape.cache, from, size, query.as<char>() + place);
+    } else if (step->slots[token] >= 0) {
+      const CacheShape cells{shape.cache, step->block_size, shape.kv_heads, size};
+      const CachePlace place = cells.place(cache, step->slots[token], value < 0 ? key : value);
+      (value < 0 ? kernels.write_key : kernels.write_value)(place, from, size);
+    }
+  }
+
+  // An item is a head: what is made of some rows goes on while it is in the caches.
+  void project_many(Member& member, Layer& layer, void* cache) {
+    const int64_t size = shape.head_size, panels = size / panel_columns;
+    const int64_t together = MLP_ROWS * 2 * panel_columns / size / row_block * row_block;
+    float* results = desks[member.index()].results.as<float>();
+    member.each(shape.heads + 2 * shape.kv_heads, [&](int64_t head) {
+      const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data() + head * size;
+      for (int64_t begin = 0; begin < step->tokens; begin += together) {
+        const int64_t end = std::min(begin + together, step->tokens);
+        float* origin = results - begin * size - head * size;
+        matmul(layer.qkv, to_qkv.shared, {begin, end, head * panels, (head + 1) * panels}, origin, size, Output::store);
+        for (int64_t token = begin; token < end; ++token) {
+          float* from = results + (token - begin) * size;
+          for (int64_t at = 0; bias != nullptr && at < size; ++at) {
+            from[at] += bias[at];
+          }
+          hand_on(from, token, head, cache);
+        }
       }
     });
+  }
+
+  void attention(Member& member, Layer& layer, void* cache) {
+    const int64_t query_size = shape.heads * shape.head_size;
+    auto normed = [&](Activations& into, int64_t token) { norm_row(member, layer.attention_norm, token, into, token); };
+    prepare_shared(member, to_qkv, step->tokens, normed);
+    if (step->tokens > RACED_ROWS) {
+      project_many(member, layer, cache);
+    } else {
+      const int64_t width = query_size + 2 * shape.kv_heads * shape.head_size;
+      multiply(member, layer.qkv, layer.qkv_bias, to_qkv, step->tokens, qkv.as<float>(), width, Output::store,
+               desks[member.index()], normed);
+      member.each(step->tokens, [&](int64_t token) {
+        for (int64_t head = 0; head < shape.heads + 2 * shape.kv_heads; ++head) {
+          hand_on(row(qkv, token, width) + head * shape.head_size, token, head, cache);
+        }
+      });
+    }
     PagedAttention& attention = paged.at(layer.window);
     const AttentionStates states{query.as<void>(), query_size, attended.as<void>(), query_size, false};
     attention.run(member, cache, states);

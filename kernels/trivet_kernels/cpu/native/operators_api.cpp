@@ -119,7 +119,7 @@ int64_t trivet_rotate_and_write(int32_t type_number, int64_t tokens, int64_t siz
   }
   const int64_t heads = (query == nullptr ? 0 : query->heads) + (cache == nullptr ? 0 : 2 * cache->kv_heads);
   OperatorTeam::shared().share_out(tokens, heads * size, [&](int64_t begin, int64_t end) {
-    float *key_row = floats_of_thread(2 * size), *value_row = key_row + size;
+    float* row = floats_of_thread(size);
     for (int64_t token = begin; token < end; ++token) {
       const auto load_head = [&](const TrivetHeads& from, int64_t head, bool is_rotated, float* to) {
         widen(type, at(type, from.data, token * from.token_stride + head * from.head_stride), size, to);
@@ -129,16 +129,17 @@ int64_t trivet_rotate_and_write(int32_t type_number, int64_t tokens, int64_t siz
         }
       };
       for (int64_t head = 0; query != nullptr && head < query->heads; ++head) {
-        load_head(*query, head, true, key_row);
-        narrow(type, key_row, size, at(type, out, (token * query->heads + head) * size));
+        load_head(*query, head, true, row);
+        narrow(type, row, size, at(type, out, (token * query->heads + head) * size));
       }
       if (cache == nullptr || cache->slots[token] < 0) continue;
-      const int64_t slot = cache->slots[token];
+      const CacheShape shape{(CacheType)cache->type, cache->block_size, cache->kv_heads, size};
       for (int64_t head = 0; head < cache->kv_heads; ++head) {
-        load_head(*key, head, angles != nullptr, key_row);
-        load_head(*value, head, false, value_row);
-        kernels.write_cache((CacheType)cache->type, key_row, value_row, size, slot / cache->block_size,
-                            slot % cache->block_size, cache->block_size, cache->kv_heads, head, cache->data);
+        const CachePlace place = shape.place(cache->data, cache->slots[token], head);
+        load_head(*key, head, angles != nullptr, row);
+        kernels.write_key(place, row, size);
+        load_head(*value, head, false, row);
+        kernels.write_value(place, row, size);
       }
     }
   });

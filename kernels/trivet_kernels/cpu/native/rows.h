@@ -8,6 +8,24 @@
 
 namespace trivet {
 
+// Where the cells of one token and key/value head lie.
+struct CachePlace {
+  CacheType type;
+  void* sub_block;
+  int64_t lane;  // of the token in it
+};
+
+struct CacheShape {
+  CacheType type;
+  int64_t block_size, kv_heads, head_size;
+
+  CachePlace place(void* cache, int64_t slot, int64_t kv_head) const {
+    const int64_t block = slot / block_size, offset = slot % block_size;
+    const int64_t sub = (block * kv_heads + kv_head) * (block_size / SUB_BLOCK) + offset / SUB_BLOCK;
+    return {type, static_cast<char*>(cache) + sub * sub_block_bytes(type, head_size), offset % SUB_BLOCK};
+  }
+};
+
 struct RowKernels {
   // out = x / rms(x) * weight
   void (*rms_norm)(const float* x, const float* weight, float epsilon, int64_t size, float* out);
@@ -21,9 +39,9 @@ struct RowKernels {
   void (*gelu_tanh_and_multiply)(float* gate, const float* up, int64_t size);
   // A query row as the attention reads it.
   void (*store_query)(CacheType type, const float* from, int64_t size, void* to);
-  // One token's key and value of one head, into its place of the sub-block that holds it.
-  void (*write_cache)(CacheType type, const float* key, const float* value, int64_t head_size, int64_t block,
-                      int64_t offset, int64_t block_size, int64_t kv_heads, int64_t kv_head, void* cache);
+  // One token's key or value of one head, into the sub-block that holds it.
+  void (*write_key)(const CachePlace&, const float* key, int64_t head_size);
+  void (*write_value)(const CachePlace&, const float* value, int64_t head_size);
 };
 
 // The best ones for this machine.

@@ -147,52 +147,64 @@ inline void round_row(const float* from, int64_t size, Bfloat16* to) {
   }
 }
 
-void write_cache(CacheType type, const float* key, const float* value, int64_t head_size, int64_t block, int64_t offset,
-                 int64_t block_size, int64_t kv_heads, int64_t kv_head, void* cache) {
-  const int64_t per_block = block_size / SUB_BLOCK, lane = offset % SUB_BLOCK;
-  const int64_t sub = (block * kv_heads + kv_head) * per_block + offset / SUB_BLOCK;
-  char* place = static_cast<char*>(cache) + sub * sub_block_bytes(type, head_size);
-  if (is_int8(type)) {
-    const int64_t depth = type == CacheType::int8_float32 ? 1 : 2;
-    float* scales = reinterpret_cast<float*>(place);
-    int8_t* keys = reinterpret_cast<int8_t*>(scales + 2 * SUB_BLOCK);
-    int8_t* values = keys + SUB_BLOCK * head_size;
-    int8_t cells[MOST_HEAD_SIZE];
-    scales[lane] = quantise(key, head_size, cells);
-    for (int64_t at = 0; at < head_size; ++at) {
-      const int64_t place = key_place(lane, at, depth);
-      keys[depth == 2 ? int8_place(place) : place] = cells[at];
-    }
-    scales[SUB_BLOCK + lane] = quantise(value, head_size, cells);
-    for (int64_t at = 0; at < head_size; ++at) {
-      const int64_t place = value_place(lane, at, depth, head_size);
-      values[depth == 2 ? int8_place(place) : place] = cells[at];
-    }
-    return;
-  }
-  if (type == CacheType::float32) {
-    float* keys = reinterpret_cast<float*>(place);
-    for (int64_t at = 0; at < head_size; ++at) {
-      keys[key_place(lane, at, 1)] = key[at];
-    }
-    std::memcpy(keys + (SUB_BLOCK + lane) * head_size, value, head_size * sizeof(float));
-    return;
-  }
-  Bfloat16* keys = reinterpret_cast<Bfloat16*>(place);
-  Bfloat16* values = keys + SUB_BLOCK * head_size;
-  Bfloat16 cells[MOST_HEAD_SIZE];
-  round_row(key, head_size, cells);
-  for (int64_t at = 0; at < head_size; at += 2) {  // pairs of dimensions lie together
-    std::memcpy(keys + key_place(lane, at, 2), cells + at, 2 * sizeof(Bfloat16));
-  }
-  round_row(value, head_size, cells);
-  for (int64_t at = 0; at < head_size; ++at) {
-    values[value_place(lane, at, 2, head_size)] = cells[at];
+// One token's numbers of int8, and their scale, into a sub-block; `place_of(at, depth)` says where.
+template <typename PlaceOf>
+inline void write_int8(CacheType type, const float* from, int64_t size, int8_t* to, float* scale, PlaceOf place_of) {
+  const int64_t depth = type == CacheType::int8_float32 ? 1 : 2;
+  int8_t cells[MOST_HEAD_SIZE];
+  *scale = quantise(from, size, cells);
+  for (int64_t at = 0; at < size; ++at) {
+    const int64_t place = place_of(at, depth);
+    to[depth == 2 ? int8_place(place) : place] = cells[at];
   }
 }
 
-constexpr RowKernels KERNELS{rms_norm,    rotate,     silu_and_multiply, silu_and_multiply_rows, gelu_tanh_and_multiply,
-                             store_query, write_cache};
+void write_key(const CachePlace& place, const float* key, int64_t size) {
+  const int64_t lane = place.lane;
+  if (is_int8(place.type)) {
+    float* scales = static_cast<float*>(place.sub_block);
+    write_int8(place.type, key, size, reinterpret_cast<int8_t*>(scales + 2 * SUB_BLOCK), scales + lane,
+               [&](int64_t at, int64_t depth) { return key_place(lane, at, depth); });
+    return;
+  }
+  if (place.type == CacheType::float32) {
+    float* keys = static_cast<float*>(place.sub_block);
+    for (int64_t at = 0; at < size; ++at) {
+      keys[key_place(lane, at, 1)] = key[at];
+    }
+    return;
+  }
+  Bfloat16* keys = static_cast<Bfloat16*>(place.sub_block);
+  Bfloat16 cells[MOST_HEAD_SIZE];
+  round_row(key, size, cells);
+  for (int64_t at = 0; at < size; at += 2) {  // pairs of dimensions lie together
+    std::memcpy(keys + key_place(lane, at, 2), cells + at, 2 * sizeof(Bfloat16));
+  }
+}
+
+void write_value(const CachePlace& place, const float* value, int64_t size) {
+  const int64_t lane = place.lane;
+  if (is_int8(place.type)) {
+    float* scales = static_cast<float*>(place.sub_block);
+    int8_t* values = reinterpret_cast<int8_t*>(scales + 2 * SUB_BLOCK) + SUB_BLOCK * size;
+    write_int8(place.type, value, size, values, scales + SUB_BLOCK + lane,
+               [&](int64_t at, int64_t depth) { return value_place(lane, at, depth, size); });
+    return;
+  }
+  if (place.type == CacheType::float32) {
+    std::memcpy(static_cast<float*>(place.sub_block) + (SUB_BLOCK + lane) * size, value, size * sizeof(float));
+    return;
+  }
+  Bfloat16* values = static_cast<Bfloat16*>(place.sub_block) + SUB_BLOCK * size;
+  Bfloat16 cells[MOST_HEAD_SIZE];
+  round_row(value, size, cells);
+  for (int64_t at = 0; at < size; ++at) {
+    values[value_place(lane, at, 2, size)] = cells[at];
+  }
+}
+
+constexpr RowKernels KERNELS{rms_norm,    rotate,    silu_and_multiply, silu_and_multiply_rows, gelu_tanh_and_multiply,
+                             store_query, write_key, write_value};
 
 }  // namespace
 }  // namespace trivet
