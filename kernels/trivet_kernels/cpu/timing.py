@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trivet_kernels.cpu.decoder import HEAD, DecoderShape, NativeDecoder, Part, StepArrays, WeightFormat
 from trivet_kernels.cpu.library import native_library
+from trivet_kernels.pages import zeroed_bytes
 
 BLOCK_SIZE = 16
 # Bytes of a GGUF block of 32 values, and how many float16 it begins with.
@@ -85,7 +86,7 @@ class StepTimer:
         blocks = 1 + max(part.sequences * _blocks(part) for part in largest)
         size = blocks * BLOCK_SIZE * 2 * shape.kv_heads * shape.head_size
         # Written at once: memory that was never written is one page of zeros, which any cache holds.
-        self._caches = [torch.full((size,), 0.01, dtype=self._dtype) for _ in range(shape.layers)]
+        self._caches = [zeroed_bytes(size * self._dtype.itemsize).view(self._dtype).fill_(0.01) for _ in range(shape.layers)]
         angles = torch.arange(positions)[:, None] / 10000 ** (torch.arange(0, shape.head_size, 2) / shape.head_size)
         self._angles = angles.cos(), angles.sin()
 

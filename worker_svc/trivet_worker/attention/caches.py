@@ -4,11 +4,10 @@ Layer-outermost layout: a layer's buffer is its pages one behind the other, each
 scales; what lies where inside a page is the backend's. The buffers are mapped zeroed, so pages cost memory only once they are written.
 """
 
-import contextlib
-import mmap
 from collections.abc import Mapping, Sequence
 
 import torch
+from trivet_kernels.pages import zeroed_bytes
 from trivet_proto.errors import ErrorKind, TrivetError
 from trivet_proto.v1 import types_pb2
 
@@ -29,23 +28,11 @@ def allocate_caches(config: types_pb2.KvCacheConfig, layers: Sequence[LayerCache
             raise _unfit(f"the layer {tensor.layers[0]}")
         if tensor.size_bytes != config.num_blocks * layer.page_bytes(block_size):
             raise _unfit(f"{tensor.size_bytes} bytes for {config.num_blocks} blocks of layer {layer.layer}")
-        caches[layer.layer] = strided_view(_mapped(tensor.size_bytes), layer, config.num_blocks, block_size)
+        caches[layer.layer] = strided_view(zeroed_bytes(tensor.size_bytes).view(torch.int8), layer, config.num_blocks, block_size)
     missing = by_name.keys() - caches.keys()
     if missing:
         raise _unfit(f"no memory for {', '.join(sorted(missing))}")
     return caches
-
-
-def _mapped(size: int) -> torch.Tensor:
-    """Zeroed int8 that costs nothing until written; torch.zeros would touch all of it now.
-
-    It begins on a page: attention reads whole cache lines. Huge pages are asked for, as it reads blocks from all over the place.
-    """
-    memory = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.int8)
 
 
 def strided_view(flat: torch.Tensor, layer: LayerCache, num_blocks: int, block_size: int) -> torch.Tensor:

@@ -6,7 +6,6 @@ nothing but tensors and numbers. Products have the same bits whatever rows stand
 
 import ctypes
 import math
-import mmap
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from trivet_kernels.cpu.operator_signatures import Packed
 from trivet_kernels.cpu.operators.memory import TYPES, as_rows, floats, type_of
 from trivet_kernels.cpu.operators.registration import register
 from trivet_kernels.cpu.operators.threads import operator_library
+from trivet_kernels.pages import zeroed_bytes
 
 ALIGNMENT = 64  # bytes
 
@@ -32,10 +32,7 @@ class PackedWeight:
     @classmethod
     def empty(cls, format: WeightFormat, outputs: int, inputs: int) -> "PackedWeight":
         """In huge pages where the system has them, since all of it is read at every step. Raises ValueError for sizes that do not fit."""
-        pages = mmap.mmap(-1, _bytes_of(Packed(None, outputs, inputs, format)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        return cls(torch.frombuffer(pages, dtype=torch.uint8), format, outputs, inputs)
+        return cls(zeroed_bytes(_bytes_of(Packed(None, outputs, inputs, format))), format, outputs, inputs)
 
     def fill(self, values: torch.Tensor, first_row: int = 0) -> None:
         """Put rows `[first_row, first_row + len)`, `[rows, inputs]` of any floating dtype, into their place."""
