@@ -106,7 +106,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("model", "mock_frontend"),
         ("mock_worker", "mock_scheduler"),
     ),
-    "trivet_kernels": (("api",), ("reference", "cpu", "triton")),
+    "trivet_kernels": (("api", "pages"), ("reference", "cpu", "triton")),
 }
 
 DOMAIN_ROOMS = {
