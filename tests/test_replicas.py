@@ -119,6 +119,7 @@ async def run_with_signal(deployment: Deployment, gateway: Gateway, number: int,
     assert not running.done()
     answers = await running
     await until_attached(deployment, victim, but=pid)
+    await deployment.until_ready()
     return answers
 
 

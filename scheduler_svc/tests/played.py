@@ -171,6 +171,7 @@ class PlayedFrontend:
         self.errors: dict[int, types_pb2.Error] = {}
         self.card: types_pb2.ModelCard | None = None
         self.welcome: engine_pb2.Welcome | None = None
+        self.load = engine_pb2.Load()
         self.draining: types_pb2.Draining | None = None
         self.ended = asyncio.Event()
         self.error: TrivetError | None = None
@@ -203,8 +204,10 @@ class PlayedFrontend:
             self.card = message.model.card
         elif kind == "draining":
             self.draining = message.draining
-        elif kind == "load" and not self.mute:
-            self.say(heartbeat=types_pb2.Heartbeat())
+        elif kind == "load":
+            self.load = message.load
+            if not self.mute:
+                self.say(heartbeat=types_pb2.Heartbeat())
         elif kind == "outputs":
             self._take_outputs(message.outputs)
 

@@ -34,6 +34,9 @@ class Owner:
     def take_model(self, card: types_pb2.ModelCard) -> None:
         """Nothing is made of it."""
 
+    def take_readiness(self) -> None:
+        """Nothing is made of it."""
+
 
 @pytest.fixture
 async def engine() -> Engine:

@@ -6,11 +6,13 @@ from deployed import Deployment, deployment
 from played import PlayedFrontend, PlayedWorker, until
 from trivet_proto.errors import ErrorKind
 from trivet_proto.packing import pack_i32
-from trivet_proto.v1 import engine_pb2, types_pb2, worker_pb2
+from trivet_proto.v1 import engine_pb2, engine_pb2_grpc, types_pb2, worker_pb2
+from trivet_scheduler.awake import Pulse
 from trivet_scheduler.metrics import engine_registry
 from trivet_scheduler.report import load_report
 
 REQUESTS = range(1, 13)
+NO_BEAT = Pulse(beat_s=1000, silence_s=4000)
 
 
 def add_all(frontend: PlayedFrontend) -> None:
@@ -93,6 +95,40 @@ async def test_the_only_worker_is_lost_and_returns(tmp_path: Path) -> None:
         assert frontend.tokens.pop(late) == list(range(3, 23))
         assert_whole(frontend)
         assert again.epoch.counter > worker.epoch.counter
+
+
+async def test_frontends_hear_at_once_how_many_workers_are_ready(tmp_path: Path) -> None:
+    """Not with the next beat: until then they would turn requests away that can be served, or send what nobody serves."""
+    async with deployment(tmp_path, NO_BEAT) as deployed:
+        frontend = await deployed.frontend()
+        one = await deployed.worker("one")
+        await until(lambda: frontend.load.replicas_ready == 1)
+        two = await deployed.worker("two")
+        await until(lambda: frontend.load.replicas_ready == 2)
+        one.call.cancel()
+        await until(lambda: frontend.load.replicas_ready == 1)
+        two.go.clear()
+        frontend.add([1], [1, 2, 3], 20)
+        await until(lambda: two.num_held)
+        two.say(draining=types_pb2.Draining(deadline_ms=60_000))
+        await until(lambda: frontend.load.replicas_ready == 0)
+        await deployed.worker("one")
+        await until(lambda: frontend.load.replicas_ready == 1)
+        two.go.set()
+        await frontend.until_finished(1)
+        deployed.engine.begin_draining()
+        await until(lambda: frontend.load.replicas_ready == 0)
+
+
+async def test_frontends_hear_at_once_of_a_pause_and_of_its_end(tmp_path: Path) -> None:
+    async with deployment(tmp_path, NO_BEAT) as deployed:
+        await deployed.worker()
+        frontend = await deployed.frontend()
+        stub = engine_pb2_grpc.EngineServiceStub(deployed.channel)
+        await stub.Pause(engine_pb2.PauseRequest(mode=engine_pb2.PAUSE_MODE_ABORT))
+        await until(lambda: frontend.load.paused)
+        await stub.Resume(engine_pb2.ResumeRequest())
+        await until(lambda: not frontend.load.paused)
 
 
 async def test_a_draining_worker_finishes_what_it_has_and_gets_nothing_new(tmp_path: Path) -> None:

@@ -63,6 +63,10 @@ class SessionOwner(Protocol):
 
     def take_model(self, card: types_pb2.ModelCard) -> None: ...
 
+    def take_readiness(self) -> None:
+        """A request sent now may fare otherwise than before: a worker came or went, or the engine pauses, goes on or drains."""
+        ...
+
 
 @dataclass(slots=True)
 class EngineTotals:
@@ -151,7 +155,7 @@ class Engine:
                 kv.capacity_tokens,
                 link.card.max_model_len,
             )
-        self.on_ready_change()
+        self._tell_readiness()
         self.wake()
 
     def _forget_other_model(self, link: ReplicaLink) -> None:
@@ -171,11 +175,16 @@ class Engine:
             for session in self.sessions:
                 session.take_model(card)
 
+    def _tell_readiness(self) -> None:
+        self.on_ready_change()
+        for session in self.sessions:
+            session.take_readiness()
+
     def drain(self, link: ReplicaLink) -> None:
         """Nothing new goes there; its stream ends when nothing runs there any more."""
         if link in self.links:
             self.core.drain(link.replica)
-            self.on_ready_change()
+            self._tell_readiness()
             self.wake()
 
     def detach(self, link: ReplicaLink, reason: str) -> None:
@@ -195,7 +204,7 @@ class Engine:
             self._show_model(self.links[0].card)  # the largest replica may have been this one
         else:
             self._without_replica_since = self.clock.monotonic()
-        self.on_ready_change()
+        self._tell_readiness()
         self.wake()
 
     # ---- the pump ----
@@ -254,6 +263,7 @@ class Engine:
     def pause(self, *, freeze: bool) -> None:
         """Admit nothing new; what runs goes on, or stays where it is."""
         self.core.paused, self.frozen = True, freeze
+        self._tell_readiness()
         self.wake()
 
     def resume(self) -> None:
@@ -264,7 +274,7 @@ class Engine:
 
     def _go_on(self) -> None:
         self.core.paused = self.frozen = False
-        self.on_ready_change()
+        self._tell_readiness()
         self.wake()
 
     async def _become_still(self) -> None:
@@ -272,7 +282,7 @@ class Engine:
         self.pause(freeze=True)
         await self.until(lambda: not any(link.replica.flights for link in self.links))
         self.core.reset_prefix_cache(preempt_running=True)
-        self.on_ready_change()
+        self._tell_readiness()
 
     def abort_all(self) -> None:
         for request in list(self.core.requests):
@@ -289,7 +299,7 @@ class Engine:
         self.draining = True
         begun = {request.spec.uid for request in self.core.requests if request not in self.core.waiting}
         self.hand_back(lambda spec_uid: spec_uid not in begun)
-        self.on_ready_change()
+        self._tell_readiness()
 
     def hand_back(self, which: Callable[[bytes], bool] = lambda uid: True) -> int:
         """End requests, chosen by uid, with an error that says: elsewhere, with the tokens you have. Returns how many."""

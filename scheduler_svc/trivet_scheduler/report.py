@@ -6,7 +6,7 @@ from trivet_scheduler.engine import Engine, ReplicaLink
 
 
 def load_report(engine: Engine) -> engine_pb2.Load:
-    """Queue, KV use, totals; sent to every frontend once a second and the source of the metrics."""
+    """Queue, KV use, totals: sent to every frontend once a second and when readiness changes, and the source of the metrics."""
     core, pools = engine.core, [link.replica.kv.pool for link in engine.links]
     totals = core.totals
     held, capacity = sum(pool.num_held for pool in pools), sum(pool.capacity for pool in pools)

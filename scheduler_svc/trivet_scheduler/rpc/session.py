@@ -63,6 +63,10 @@ class FrontendSession:
     def take_model(self, card: types_pb2.ModelCard) -> None:
         self.outbox.put_control(engine_pb2.SessionResponse(model=engine_pb2.Model(card=card)))
 
+    def take_readiness(self) -> None:
+        """Told at once: until the frontend knows, it turns requests away that would be served, or sends what must wait."""
+        self.outbox.put_load(load_report(self._engine))
+
     def announce_drain(self, deadline_ms: int) -> None:
         draining = types_pb2.Draining(deadline_ms=deadline_ms, reason="the scheduler is shutting down")
         self.outbox.put_control(engine_pb2.SessionResponse(draining=draining))
