@@ -21,6 +21,8 @@ SMALL = {
     "kernels": "--formats q4_1 --rows 1 --sequences 1 --contexts 16 --prompts 16 --attention-sequences 1 --attention-context 16 --rounds 1",
     "scheduler": "--requests 2 --seconds 0.3 --steps 10",
     "frontend": "--concurrency 2 --seconds 0.3",
+    "offline": "--runs 1 --workload W1",
+    "latency": "--batch-size 2 --output-tokens 3 --repeat 1",
 }
 TABLE = {
     "serve": "TTFT p50",
@@ -28,6 +30,8 @@ TABLE = {
     "kernels": "of products",
     "scheduler": "CPU ms/step",
     "frontend": "CPU µs/token",
+    "offline": "loop, CPU ms/token",
+    "latency": "a step, ms; not computing",
 }
 """A column of what each prints."""
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from trivet.__main__ import main
+from trivet.bench.limits import layer_shapes
 from trivet.bench.load.workloads import WORKLOADS, Overrides
-from trivet.bench.machine.bounds import FORMATS, Limits, bound
+from trivet.bench.machine.bounds import FORMATS, LIBRARY, Limits, bound
 from trivet.bench.machine.caches import cache_bytes
 from trivet.bench.machine.model_dimensions import ModelDimensions
 from trivet_kernels.cpu.library import NotBuilt, native_library
@@ -64,6 +65,12 @@ def test_the_caches_have_sizes() -> None:
     assert 1 << 16 < second < third
 
 
+def test_torch_multiplies_by_all_layers_or_by_as_many_as_were_asked_for() -> None:
+    layer = [(256, 64), (64, 128), (192, 64), (64, 96)]
+    assert layer_shapes(SMALL, 1 << 40) == 2 * layer
+    assert layer_shapes(SMALL, 3 * LAYER) == layer_shapes(SMALL, 0) == layer
+
+
 @built
 def test_limits_are_measured_shown_written_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, plot = tmp_path / "limits.json", tmp_path / "limits.png"
@@ -72,7 +79,7 @@ def test_limits_are_measured_shown_written_and_drawn(tmp_path: Path, capsys: pyt
     content = json.loads(file.read_text())
     assert (content["schema"], content["command"], content["threads"]) == (1, "limits", 2)
     assert {(each["level"], each["threads"]) for each in content["reads"]} == {(n, t) for n in ("L2", "L3", "memory") for t in (1, 2)}
-    assert {(each["format"], each["threads"]) for each in content["products"]} == {(n, t) for n in FORMAT_KINDS for t in (1, 2)}
+    assert {(each["format"], each["threads"]) for each in content["products"]} == {(n, t) for n in (*FORMAT_KINDS, LIBRARY) for t in (1, 2)}
     assert all(each["gb_per_s"] > 0 for each in content["reads"])
     assert all(each["gops_per_s"] > 0 for each in content["products"])
     assert content["meeting_s"] > 0

@@ -3,15 +3,19 @@
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from trivet.bench import latency, offline
+from trivet.bench.own_engine import Turn
 from trivet.commands.bench import run
+from trivet.offline.engine import StepTimes
 from trivet.offline.engine_thread import EngineThread
 from trivet_frontend.config import FrontendSettings
 from trivet_proto.errors import TrivetError
+from trivet_proto.v1 import worker_pb2
 
 
 @pytest.fixture
@@ -70,6 +74,25 @@ def test_latency_repeats_one_batch(given_flags: list[str], tmp_path: Path, capsy
     assert batch["least"] <= batch["p50"] <= batch["p90"] <= batch["p99"]
     assert token["p50"] == pytest.approx(batch["p50"] / 4)
     assert "3 × 5 in, 4 out, 5 times" in capsys.readouterr().out
+
+
+def test_the_parts_of_a_step_add_up_to_its_time_and_are_told_by_an_engine_that_knows_them() -> None:
+    before = StepTimes()
+    before.take(a_result(100_000, 1000, 2000, 3000))
+    now = replace(before)
+    for _ in range(4):
+        now.take(a_result(1000, 500, 8000, 500))
+    now.take(worker_pb2.StepResult())  # news of finished requests: nothing was computed
+    turn = Turn(0.1, 0.1, 0.1, prompt_tokens=1, cached_tokens=0, output_tokens=4, step_times=now.since(before))
+    parts = latency.parts_of_a_step([turn, turn])
+    assert parts == pytest.approx({"link": 1.0, "input": 0.5, "forward": 8.0, "sample": 0.5, "else": 15.0})
+    assert latency.parts_of_a_step([turn, replace(turn, step_times=None)]) == {}
+
+
+def a_result(link_us: int, input_us: int, forward_us: int, sample_us: int) -> worker_pb2.StepResult:
+    total_us = input_us + forward_us + sample_us
+    timing = worker_pb2.StepTiming(link_us=link_us, input_us=input_us, forward_us=forward_us, sample_us=sample_us, total_us=total_us)
+    return worker_pb2.StepResult(timing=timing)
 
 
 @pytest.mark.parametrize(

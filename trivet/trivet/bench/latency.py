@@ -5,12 +5,14 @@
   trivet bench latency -- MODEL --dtype float32                flags of `trivet serve` come after --
 
 Each repetition has prompts of its own, so that no prefix cache answers. A token's time is the whole divided by the tokens of one answer,
-the prompt's computation included.
+the prompt's computation included. A step's time is told by what it goes into, on the average: forward and sample compute, input prepares
+them, link waits for the step, else is the rest of the time, with what frontend and scheduler do between two steps.
 """
 
 import argparse
 import secrets
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from trivet_proto.errors import invalid
@@ -19,6 +21,7 @@ from trivet.bench.load.figures import SHARES, percentiles
 from trivet.bench.load.workloads import Lengths, Workload
 from trivet.bench.own_engine import Turn, own_engine, take_turn
 from trivet.bench.report import check_outputs, number, progress_bar, show_table, write_json
+from trivet.offline.engine import StepTimes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,12 +50,24 @@ def run(arguments: argparse.Namespace) -> int:
         ["", "least", *SHARES],
         [[name, *(number(value, 2) for value in values.values())] for name, values in figures.items()],
     )
+    parts = parts_of_a_step(turns)
+    if parts:
+        whole, computing = sum(parts.values()), parts["forward"] + parts["sample"]
+        show_table(
+            f"a step, ms; not computing: {whole - computing:.2f} ms, {100 * (1 - computing / whole):.1f} %",
+            ["", *parts],
+            [["mean", *(number(value, 2) for value in parts.values())]],
+        )
     asked = {name: getattr(arguments, name) for name in ("batch_size", "input_tokens", "output_tokens", "repeat", "warm_up")}
-    write_json(
-        arguments.json,
-        "latency",
-        {"seed": seed, "flags": arguments.passed_on, **asked, "seconds": [turn.seconds for turn in turns], "milliseconds": figures},
-    )
+    content = {
+        "seed": seed,
+        "flags": arguments.passed_on,
+        **asked,
+        "seconds": [turn.seconds for turn in turns],
+        "milliseconds": figures,
+        "step_ms": parts,
+    }
+    write_json(arguments.json, "latency", content)
     return 0
 
 
@@ -74,3 +89,15 @@ def summarize(turns: Sequence[Turn], output_tokens: int) -> dict[str, dict[str, 
     seconds = [turn.seconds for turn in turns]
     found = {"least": 1e3 * min(seconds)} | percentiles(seconds)
     return {"batch": found, "token": {name: None if value is None else value / output_tokens for name, value in found.items()}}
+
+
+def parts_of_a_step(turns: Sequence[Turn]) -> dict[str, float]:
+    """Milliseconds of an average step by what they go into, which add up to its time; nothing where the engine tells no times."""
+    times = [turn.step_times for turn in turns if turn.step_times is not None and turn.step_times.steps]
+    if len(times) < len(turns):
+        return {}
+    steps = sum(each.steps for each in times)
+    names = [field.name for field in fields(StepTimes) if field.name != "steps"]
+    parts = {name: 1e3 * sum(getattr(each, name) for each in times) / steps for name in names}
+    whole = 1e3 * sum(turn.seconds for turn in turns) / steps
+    return parts | {"else": whole - sum(parts.values())}

@@ -5,6 +5,7 @@
 
 Reads by one thread and by all, out of the second cache, the third and memory; operations out of registers or tiles for float32, bfloat16
 and int8 (for bfloat16 and int8 the quicker of their own and wider instructions bounds a model); how long a team of threads takes to meet.
+"oneDNN" is what torch's own bfloat16 products reach on the model's layers, their weights packed: the bound of a server built on those.
 The instruction set is the worker's (TRIVET_CPU_ISA lowers it). Each figure is the best of many short rounds.
 """
 
@@ -19,12 +20,13 @@ from typing import Any
 from trivet_chassis.settings import check_native_variables
 from trivet_kernels.cpu.library import NotBuilt, instruction_set
 from trivet_kernels.cpu.limits import MIB, Effort, LimitFormat, meeting_seconds, product_rate, read_rate
+from trivet_kernels.cpu.torch_products import torch_product_rate
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
 
 from trivet.bench.load.workloads import FOUR, Overrides, chosen_workloads
-from trivet.bench.machine.bounds import FORMATS, Bound, Limits, bound
+from trivet.bench.machine.bounds import FORMATS, LIBRARY, Bound, Limits, bound
 from trivet.bench.machine.caches import cache_bytes
-from trivet.bench.machine.model_dimensions import read_dimensions
+from trivet.bench.machine.model_dimensions import ModelDimensions, read_dimensions
 from trivet.bench.report import check_outputs, draw, number, progress_bar, show_table, write_json
 
 KINDS = {"float32": LimitFormat.FLOAT32, "bfloat16": LimitFormat.BFLOAT16, "int8": LimitFormat.INT8}
@@ -66,9 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise invalid(f"--{name.replace('_', '-')} {value}: more than 0 is wanted")
     check_outputs(arguments.json, arguments.plot)
     workloads, model = chosen_workloads(arguments.workload, Overrides()), read_dimensions(arguments.model)
-    reads, products, meeting = measure(arguments.threads, Effort(arguments.rounds, arguments.round_time), arguments.memory)
+    reads, products, meeting = measure(model, arguments.threads, Effort(arguments.rounds, arguments.round_time), arguments.memory)
     limits = limits_of(arguments.threads, reads, products)
-    bounds = [bound(workload, model, form, limits) for form in FORMATS for workload in workloads]
+    forms = [form for form in FORMATS if limits.operations.keys() >= set(form.multiplied_as)]
+    bounds = [bound(workload, model, form, limits) for form in forms for workload in workloads]
     show(arguments.threads, reads, products, meeting, bounds, model.name)
     content: dict[str, Any] = {
         "instruction_set": instruction_set(),
@@ -84,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def measure(threads: int, effort: Effort, memory_mib: int | None) -> tuple[list[Read], list[Products], float]:
+def measure(model: ModelDimensions, threads: int, effort: Effort, memory_mib: int | None) -> tuple[list[Read], list[Products], float]:
     """Raises `TrivetError` where the native operators are not built."""
     second, third = cache_bytes()
     memory = memory_mib * MIB if memory_mib is not None else min(MOST_MEMORY, max(256 * MIB, 2 * third))
@@ -96,7 +99,7 @@ def measure(threads: int, effort: Effort, memory_mib: int | None) -> tuple[list[
         "memory": lambda _: memory,
     }
     try:
-        with progress_bar(len(teams) * (len(levels) + len(KINDS)) + 1) as bar:
+        with progress_bar(len(teams) * (len(levels) + len(KINDS) + 1) + 1) as bar:
             reads, products = [], []
             for team in teams:
                 for level, size in levels.items():
@@ -108,10 +111,22 @@ def measure(threads: int, effort: Effort, memory_mib: int | None) -> tuple[list[
                     bar.describe(f"multiplying {name}, {team} threads")
                     products.append(Products(name, team, product_rate(team, kind, effort) / 1e9))
                     bar.advance()
+                bar.describe(f"multiplying by oneDNN, {team} threads")
+                library = torch_product_rate(layer_shapes(model, memory), team, max(1, effort.rounds // 10))
+                if library is not None:
+                    products.append(Products(LIBRARY, team, library / 1e9))
+                bar.advance()
             meeting = meeting_seconds(threads, effort)
     except (NotBuilt, MemoryError) as reason:
         raise TrivetError(ErrorKind.FAILED_PRECONDITION, str(reason)) from reason
     return reads, products, meeting
+
+
+def layer_shapes(model: ModelDimensions, most_bytes: int) -> list[tuple[int, int]]:
+    """Of the weights of all layers, or of as many as have so many bytes in bfloat16; of one layer at least."""
+    layer = [shape for name, shape in model.products.items() if name != "head"]
+    layers = most_bytes // (2 * sum(out * into for out, into in layer))
+    return layer * max(1, min(model.layers, layers))
 
 
 def limits_of(threads: int, reads: list[Read], products: list[Products]) -> Limits:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trivet_frontend.offline import Batch, Prompt, SamplingParams
 from trivet_proto.errors import TrivetError
@@ -15,6 +15,7 @@ from trivet.bench.load.prompts import BodyOptions, Endpoint, PromptForm, make_bo
 from trivet.bench.load.workloads import Workload
 from trivet.launch.settings import load_serve_settings
 from trivet.offline.choosing import this_process
+from trivet.offline.engine import StepTimes
 from trivet.offline.engine_thread import EngineThread
 
 OPTIONS = BodyOptions(PromptForm.WORDS, range(0), Endpoint.COMPLETIONS, ignore_eos=True, extra={})
@@ -22,7 +23,8 @@ OPTIONS = BodyOptions(PromptForm.WORDS, range(0), Endpoint.COMPLETIONS, ignore_e
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One workload, once. CPU seconds are those of the whole process, and of all in it that is not computing."""
+    """One workload, once. CPU seconds are those of the whole process, and of all in it that is not computing. `step_times` is None where
+    the engine tells none."""
 
     seconds: float
     cpu_seconds: float
@@ -30,6 +32,7 @@ class Turn:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    step_times: StepTimes | None
 
 
 @contextmanager
@@ -49,10 +52,12 @@ def take_turn(engine: EngineThread, workload: Workload, seed: str) -> Turn:
     bodies = [json.loads(body) for body in make_bodies(workload, seed, OPTIONS, None)]
     prompts: list[Prompt] = [body["prompt"] for body in bodies]
     batch = Batch(prompts, [SamplingParams(temperature=0, max_tokens=body["max_tokens"], ignore_eos=True) for body in bodies])
+    before = None if engine.step_times is None else replace(engine.step_times)
     cpu, loop_cpu, started = time.process_time(), _loop_cpu_seconds(), time.perf_counter()
     outputs = engine.submit(lambda inference: batch.run(inference, at_once=workload.concurrency)).result()
     seconds = time.perf_counter() - started
     cpu, loop_cpu = time.process_time() - cpu, _loop_cpu_seconds() - loop_cpu
+    step_times = None if engine.step_times is None or before is None else engine.step_times.since(before)
     for output in outputs:
         if output.error is not None:
             raise TrivetError(output.error.kind, f"{workload.name}: {output.error.message}")
@@ -63,6 +68,7 @@ def take_turn(engine: EngineThread, workload: Workload, seed: str) -> Turn:
         prompt_tokens=batch.prompt_tokens,
         cached_tokens=sum(output.cached_tokens for output in outputs),
         output_tokens=batch.output_tokens,
+        step_times=step_times,
     )
 
 

@@ -17,7 +17,7 @@ from trivet_frontend.offline import OfflineFrontend
 from trivet_frontend.serving import Inference
 from trivet_proto.errors import ErrorKind, TrivetError
 
-from trivet.offline.engine import OpenEngine, RunningEngine
+from trivet.offline.engine import OpenEngine, RunningEngine, StepTimes
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ SettingsAt = Callable[[str], FrontendSettings]
 
 
 class EngineThread:
-    """Started once, stopped once."""
+    """Started once, stopped once. `step_times` is filled while it runs, None where the worker is in another process."""
 
     NAME = "trivet-engine"
 
@@ -39,6 +39,7 @@ class EngineThread:
         self._failure = TrivetError(ErrorKind.FAILED_PRECONDITION, "this LLM has been closed")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
+        self.step_times: StepTimes | None = None
         self._is_told_to_stop, self._has_died = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=self.NAME, daemon=True)
 
@@ -99,6 +100,7 @@ class EngineThread:
             return
         async with self._open_engine() as engine, OfflineFrontend(self._settings_at(engine.address), dial=engine.dial) as frontend:
             await _unless_dead(engine, frontend.until_ready())
+            self.step_times = engine.step_times
             self._up.set_result(frontend.inference)
             try:
                 await asyncio.shield(engine.life)

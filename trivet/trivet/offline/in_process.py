@@ -23,7 +23,7 @@ from trivet_worker.link.home import Home
 from trivet_worker.loading import load_model
 from trivet_worker.step_thread import StepThread
 
-from trivet.offline.engine import RunningEngine
+from trivet.offline.engine import RunningEngine, StepTimes
 from trivet.offline.settings import InProcessPlan
 
 
@@ -38,8 +38,10 @@ async def open_in_process(plan: InProcessPlan) -> AsyncIterator[RunningEngine]:
         model = await thread.call(lambda: load_model(plan.worker))
         home = Home(Peers(plan.worker.scheduler, name="scheduler"), clock, plan.worker.rehome_after)
         link = SchedulerLink(plan.worker, model, thread, clock, home, dial=server.dial)
+        step_times = StepTimes()
+        link.observe = step_times.take
         life = asyncio.create_task(_live(engine, link), name="run the engine")
-        yield RunningEngine(plan.address, server.dial, life)
+        yield RunningEngine(plan.address, server.dial, life, step_times)
     finally:
         engine.begin_draining()
         if life is not None:
