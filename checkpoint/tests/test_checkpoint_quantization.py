@@ -28,6 +28,15 @@ def test_blocks_decode_to_the_very_floats_of_the_reference(name: str) -> None:
     assert np.array_equal(dequantize(name, reference.shape, raw.reshape(-1)), reference)
 
 
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_blocks_decode_to_the_same_however_many_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, shape = random_blocks(name, 5, 3), (5, 3 * FORMATS[name].block)
+    whole = dequantize(name, shape, raw.reshape(-1))
+    for at_once in (1, 2, 4):  # of 15
+        monkeypatch.setattr("trivet_checkpoint.quantization.VALUES_AT_ONCE", at_once * FORMATS[name].block)
+        assert np.array_equal(dequantize(name, shape, raw.reshape(-1)), whole)
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("F32", np.float32), ("F16", np.float16)])
 def test_plain_floats_come_back(name: str, dtype: type) -> None:
     values = np.random.default_rng(1).normal(size=(3, 7)).astype(dtype)
