@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 from trivet.bench import latency, offline
 from trivet.bench.own_engine import Turn
+from trivet.bench.report import check_outputs
+from trivet.bench.told_to_end import interruptible
 from trivet.commands.bench import run
 from trivet.offline.engine import StepTimes
 from trivet.offline.engine_thread import EngineThread
@@ -76,6 +80,36 @@ def test_latency_repeats_one_batch(given_flags: list[str], tmp_path: Path, capsy
     assert "3 × 5 in, 4 out, 5 times" in capsys.readouterr().out
 
 
+def test_a_file_that_cannot_take_the_figures_is_named(given_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["latency", "--input-tokens", "5", "--output-tokens", "2", "--repeat", "1", "--warm-up", "0", "--json"]
+    with pytest.raises(TrivetError, match="--json /dev/full cannot be written"):
+        run([*words, "/dev/full"])
+    assert "1 × 5 in, 2 out" in capsys.readouterr().out
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.write_text("as it was")
+    check_outputs(new, None)
+    check_outputs(old, None)
+    assert not new.exists()
+    assert old.read_text() == "as it was"
+
+
+def test_an_interrupt_does_not_wait_for_native_work() -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    held, before = threading.Event(), signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            interruptible(held.wait)
+    finally:
+        held.set()
+        signal.signal(signal.SIGALRM, before)
+    assert interruptible(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        interruptible(lambda: 1 // 0)
+
+
 def test_the_parts_of_a_step_add_up_to_its_time_and_are_told_by_an_engine_that_knows_them() -> None:
     before = StepTimes()
     before.take(a_result(100_000, 1000, 2000, 3000))
@@ -102,6 +136,7 @@ def a_result(link_us: int, input_us: int, forward_us: int, sample_us: int) -> wo
         (["offline", "--workload", "W9"], "--workload W9 is not known"),
         (["offline", "--against", "/no/such.json"], "--against /no/such.json: the JSON of a `trivet bench serve` is wanted"),
         (["latency", "--repeat", "0"], "--repeat 0: at least 1 is wanted"),
+        (["latency", "--json", "/proc/x.json"], "--json /proc/x.json: no file can be written there"),
         (["latency", "--json", "/no/such/folder/x"], "--json /no/such/folder/x: no file can be written there"),
     ],
 )

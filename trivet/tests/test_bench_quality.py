@@ -52,6 +52,8 @@ def test_a_run_goes_on_where_it_was_and_another_one_is_refused(tmp_path: Path) -
     file.write_text("{}")
     with pytest.raises(TrivetError, match="is no state of `trivet bench quality`"):
         load_state(file, about)
+    with pytest.raises(TrivetError, match="none/state: no file can be written there"):
+        load_state(tmp_path / "none" / "state", about)
 
 
 def test_settings_are_those_of_the_worker() -> None:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -204,9 +205,29 @@ def test_requests_that_are_refused_are_failures_and_an_exit_status(bench: Bench,
     assert "failed: HTTP/1.1 400" in capsys.readouterr().out
 
 
-def test_a_server_that_is_not_there_is_a_failure_row(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--workload", "W1", "--requests", "2", "--model", "m", "--no-warm-up")
-    assert main(["bench", "serve", "--url", f"http://127.0.0.1:{free_port()}", *flags]) == 1
+def test_a_server_that_is_not_there_is_told_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    assert main(["bench", "serve", "--url", url, "--workload", "W1", "--model", "m"]) == 2
+    assert capsys.readouterr().out == ""
+    assert main(["bench", "serve", "--url", url]) == 2
+    assert f"at {url} does not answer: ConnectionRefusedError" in capsys.readouterr().err
+
+
+def test_a_server_that_leaves_is_a_failure_row(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def list_models_and_leave() -> None:
+            connection, _ = listener.accept()
+            listener.close()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b'HTTP/1.1 200 OK\r\n\r\n{"data": [{"id": "m"}]}')
+
+        leaving = threading.Thread(target=list_models_and_leave)
+        leaving.start()
+        flags = ("--workload", "W1", "--requests", "2", "--no-warm-up")
+        assert main(["bench", "serve", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}", *flags]) == 1
+        leaving.join()
     assert "failed: ConnectionRefusedError" in capsys.readouterr().out
 
 

@@ -230,4 +230,4 @@ def check_token_ids(param: str, values: Sequence[int], *, vocab_size: int, most:
         raise refuse(param, f"must have at most {most} entries, not {len(values)}")
     for value in values:
         if not 0 <= value < vocab_size:
-            raise refuse(param, f"names token {_short(value)}, which is not in the vocabulary of {vocab_size} tokens")
+            raise refuse(param, f"has {_short(value)}, which is not in the vocabulary of {vocab_size} tokens")

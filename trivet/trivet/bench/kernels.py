@@ -230,6 +230,8 @@ def show(products: Sequence[Product], attention: Sequence[Attention], steps: Seq
                 if each.format == form
             ],
         )
+    if any(each.seconds is None for each in steps):
+        print("–: keys and values of so many tokens would take more than --memory\n")
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from trivet.bench.machine.bounds import FORMATS, LIBRARY, Bound, Limits, bound
 from trivet.bench.machine.caches import cache_bytes
 from trivet.bench.machine.model_dimensions import ModelDimensions, read_dimensions
 from trivet.bench.report import check_outputs, draw, number, progress_bar, show_table, write_json
+from trivet.bench.told_to_end import interruptible
 
 KINDS = {"float32": LimitFormat.FLOAT32, "bfloat16": LimitFormat.BFLOAT16, "int8": LimitFormat.INT8}
 MOST_MEMORY = 1 << 30
@@ -105,18 +107,18 @@ def measure(model: ModelDimensions, threads: int, effort: Effort, memory_mib: in
                 for level, size in levels.items():
                     bar.describe(f"reading {level}, {team} threads")
                     each = size(team) // team
-                    reads.append(Read(level, team, each * team, read_rate(team, each, effort) / 1e9))
+                    reads.append(Read(level, team, each * team, interruptible(partial(read_rate, team, each, effort)) / 1e9))
                     bar.advance()
                 for name, kind in KINDS.items():
                     bar.describe(f"multiplying {name}, {team} threads")
-                    products.append(Products(name, team, product_rate(team, kind, effort) / 1e9))
+                    products.append(Products(name, team, interruptible(partial(product_rate, team, kind, effort)) / 1e9))
                     bar.advance()
                 bar.describe(f"multiplying by oneDNN, {team} threads")
                 library = torch_product_rate(layer_shapes(model, memory), team, max(1, effort.rounds // 10))
                 if library is not None:
                     products.append(Products(LIBRARY, team, library / 1e9))
                 bar.advance()
-            meeting = meeting_seconds(threads, effort)
+            meeting = interruptible(partial(meeting_seconds, threads, effort))
     except (NotBuilt, MemoryError) as reason:
         raise TrivetError(ErrorKind.FAILED_PRECONDITION, str(reason)) from reason
     return reads, products, meeting

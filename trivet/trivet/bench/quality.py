@@ -53,7 +53,7 @@ class Figures:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="", help="GGUF file or Hugging Face folder; none: the embedded default")
     parser.add_argument("--settings", default=",".join(available(DEFAULTS)), help="DTYPE[+QUANTISATION][+NAME=VALUE], separated by commas")
-    parser.add_argument("--tokens", type=int, default=20_480, help="half written by the model, half out of texts")
+    parser.add_argument("--tokens", type=int, default=20_480, help=f"half by the model, half out of texts, in whole windows of {WINDOW}")
     parser.add_argument("--threads", type=int, help="compute threads; none: one per core")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="keep what is known there, and go on from it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")

@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 from trivet_proto.errors import invalid
 
+from trivet.bench.report import check_can_write, written_or_refused
+
 
 class Compared(msgspec.Struct, frozen=True):
     """Sums over the tokens of one window: by setting the divergence in nats and how often the best token differs, where one led clearly."""
@@ -29,7 +31,8 @@ class State(msgspec.Struct):
 
 
 def load_state(file: Path | None, about: dict[str, str]) -> State:
-    """What `file` has, or a new one. Raises `TrivetError` where it is of something else."""
+    """What `file` has, or a new one. Raises `TrivetError` where it is of something else or cannot be kept there."""
+    check_can_write("--resume", file)
     if file is None or not file.exists():
         return State(about)
     try:
@@ -46,5 +49,6 @@ def load_state(file: Path | None, about: dict[str, str]) -> State:
 def save_state(file: Path | None, state: State) -> None:
     if file is not None:
         beside = file.with_name(file.name + ".new")
-        beside.write_bytes(msgspec.json.encode(state))
-        os.replace(beside, file)
+        with written_or_refused("--resume", file):
+            beside.write_bytes(msgspec.json.encode(state))
+            os.replace(beside, file)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from trivet_chassis.metrics import software_version
-from trivet_proto.errors import invalid
+from trivet_proto.errors import ErrorKind, TrivetError, invalid
 
 SCHEMA = 1
 """Of the JSON files; grows when a name in them changes its meaning."""
@@ -70,9 +70,8 @@ def number(value: float | None, digits: int = 1) -> str:
 
 def check_outputs(json_file: Path | None, plot_file: Path | None) -> None:
     """Before anything is measured. Raises `TrivetError` where a file could not be written or a plot not be drawn."""
-    for flag, file in (("--json", json_file), ("--plot", plot_file)):
-        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
-            raise invalid(f"{flag} {file}: no file can be written there")
+    check_can_write("--json", json_file)
+    check_can_write("--plot", plot_file)
     if plot_file is None:
         return
     if plot_file.suffix != ".png":
@@ -81,18 +80,44 @@ def check_outputs(json_file: Path | None, plot_file: Path | None) -> None:
         raise invalid("--plot needs matplotlib, which is not installed: pip install 'trivet[bench]', or leave --plot out")
 
 
+def check_can_write(flag: str, file: Path | None) -> None:
+    """By opening it, for nothing else tells of every kind of place. Raises `TrivetError`."""
+    if file is None:
+        return
+    try:
+        is_new = not file.exists()
+        file.open("ab").close()
+        if is_new:
+            file.unlink()
+    except OSError as error:
+        raise invalid(f"{flag} {file}: no file can be written there ({error.strerror})") from None
+
+
+@contextmanager
+def written_or_refused(flag: str, file: Path) -> Iterator[None]:
+    """Turns what goes wrong with a file inside the block, such as a full disk, into a `TrivetError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise TrivetError(
+            ErrorKind.INTERNAL, f"{flag} {file} cannot be written ({error.strerror}); free the place or name another"
+        ) from None
+
+
 def write_json(file: Path | None, command: str, content: dict[str, Any]) -> None:
     """`content` beside what was asked, when, and on what machine; nothing when no file is wanted."""
     if file is None:
         return
     about = {"schema": SCHEMA, "command": command, "version": software_version(), "at": datetime.now(UTC).isoformat(), "machine": machine()}
-    file.write_text(json.dumps(about | content, indent=1) + "\n")
+    with written_or_refused("--json", file):
+        file.write_text(json.dumps(about | content, indent=1) + "\n")
 
 
 def draw(command: str, content: dict[str, Any], file: Path | None) -> None:
     """The plot of what `write_json` would write; nothing when none is wanted. matplotlib is loaded here at the earliest."""
     if file is not None:
-        importlib.import_module("trivet.bench.plots").PLOTS[command](content, file)
+        with written_or_refused("--plot", file):
+            importlib.import_module("trivet.bench.plots").PLOTS[command](content, file)
 
 
 def machine() -> dict[str, Any]:

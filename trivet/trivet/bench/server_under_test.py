@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
 
-from trivet.bench.load.exchange import Target, exchange
+from trivet.bench.load.exchange import Exchange, Target, exchange
 from trivet.bench.load.prompts import BodyOptions, make_bodies
 from trivet.bench.load.stream import Failure, read, timed_lines
 from trivet.bench.load.workloads import Lengths, Workload
@@ -101,7 +101,12 @@ async def serving(
     """The server, once it has answered; stopped on leaving if it was started here. Raises `TrivetError` where it does not come."""
     target = Target.parse(plan.url, path, api_key, "--url" if not plan.command else plan.name)
     if not plan.command:
-        yield Server(plan.name, plan.url, target, model or await served_model(target))
+        listed = await exchange(_listing(target), b"", within_s)
+        if listed.fault and not listed.pieces:
+            raise TrivetError(
+                ErrorKind.UNAVAILABLE, f"{plan.name} at {plan.url} does not answer: {listed.fault}; start it, or mend the URL"
+            )
+        yield Server(plan.name, plan.url, target, model or _first_of(listed))
         return
     with tempfile.NamedTemporaryFile("ab") as log:
         started = time.perf_counter()
@@ -128,11 +133,18 @@ async def serving(
 
 async def served_model(target: Target) -> str | None:
     """The first that it lists; None where it lists none, as some servers serve one model under any name."""
+    return _first_of(await exchange(_listing(target), b"", 10.0))
+
+
+def _listing(target: Target) -> Target:
     head = target.head.replace("POST", "GET", 1)
     root = head.split(" ", 2)[1].rsplit("/v1/", 1)[0]
     _, _, rest = head.partition(" HTTP/1.1")
-    got = await exchange(Target(target.host, target.port, f"GET {root}/v1/models HTTP/1.1{rest}"), b"", 10.0)
-    lines = list(timed_lines(got.pieces))
+    return Target(target.host, target.port, f"GET {root}/v1/models HTTP/1.1{rest}")
+
+
+def _first_of(listing: Exchange) -> str | None:
+    lines = list(timed_lines(listing.pieces))
     try:
         listed = msgspec.json.decode(b"\n".join(line for _, line in lines[1:]), type=_Models)
     except msgspec.DecodeError:

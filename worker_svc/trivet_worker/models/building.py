@@ -75,7 +75,9 @@ def build_model(checkpoint: Checkpoint, wanted: ModelRequest, needs: AttentionNe
         packed = PackedLayers(needs.dtype, formats_of(checkpoint, needs.dtype, wanted.quantization))
         return forms.layered(config, packed, kv_dtype=needs.kv_dtype, max_model_len=wanted.max_model_len)
     if wanted.quantization != "none":
-        reasons = "; ".join(f"{name}: {against}" for name, against in selection.rejected) or "it was not asked for"
+        reasons = (
+            "; ".join(f"{name}: {against}" for name, against in selection.rejected) or f"{backend.name} was asked for; take cpu or auto"
+        )
         raise TrivetError(
             ErrorKind.FAILED_PRECONDITION,
             f"quantization {wanted.quantization}: only the attention backend cpu runs quantised weights ({reasons})",
