@@ -195,3 +195,19 @@ def test_timing_and_batch_are_reported(driver) -> None:
     assert result.timing.forward_us > 0
     assert result.timing.total_us >= result.timing.forward_us
     assert (result.stats.num_requests, result.stats.num_tokens) == (2, len(PROMPT) + 2)
+
+
+@pytest.mark.parametrize("form", [{"attention_backend": "torch"}, {"model_form": "layers"}, {"model_form": "native", "block_size": 16}])
+@pytest.mark.parametrize("context", [2, 15])
+def test_a_context_shorter_than_the_first_step_of_a_start_is_served_to_its_end(tools, load, tmp_path, form, context) -> None:
+    tools.write_llama(tmp_path, hidden_size=96, num_attention_heads=3, num_key_value_heads=1)
+    driver = tools.StepDriver(load(tmp_path, max_model_len=context, max_num_batched_tokens=context, **form))
+    assert len(driver.run(driver.request(PROMPT[: context - 1], room=context, **GREEDY), 1)) == 1
+
+
+@pytest.mark.parametrize("block_size", [1, 3])
+def test_steps_of_one_token_and_blocks_of_odd_sizes_are_served(tools, load, block_size) -> None:
+    driver = tools.StepDriver(load(max_model_len=10, max_num_seqs=1, max_num_batched_tokens=1, block_size=block_size))
+    request = driver.request(PROMPT[:2], scheduled=1, room=10, **GREEDY)
+    assert not tokens(driver.step([request]))
+    assert len(tokens(driver.step(known=[(request.handle, 1, 1)]))) == 1

@@ -94,6 +94,8 @@ class ModelRunner:
 
     def warm_up(self, num_tokens: int = 16) -> None:
         """One forward without a cache: threads and buffers of the libraries come up now, not in the first request."""
+        # Beyond the context there are no rotary angles, beyond a step's tokens no buffers.
+        num_tokens = min(num_tokens, self._limits.max_model_len, self._limits.max_num_batched_tokens)
         ids = torch.zeros(num_tokens, dtype=torch.int64)
         with torch.inference_mode(), forward_context(ForwardContext(self._operators, None, {})):
             self._model.step(ids, torch.arange(num_tokens), torch.tensor([num_tokens - 1]), wants_hidden=False)
