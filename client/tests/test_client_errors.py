@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 
+import httpx
 import pytest
 from trivet_client import (
     AccessError,
@@ -63,6 +64,34 @@ async def test_the_server_names_the_field_that_it_refuses(side, backend, fields:
         await side.call("chat", "Hello", SamplingParams(**fields))
     assert (caught.value.kind, caught.value.param, caught.value.retryable) == (ErrorKind.INVALID_ARGUMENT, param, False)
     assert backend.scheduler.adds == []
+
+
+NAMELESS = {"id": "a", "type": "function", "function": {"arguments": "{}"}}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        *(({"role": role}, "messages[0].content") for role in ("user", "system", "developer")),
+        *(({"role": role}, None) for role in ("assistant", "tool", "function")),
+        ({"role": "user", "content": ""}, None),
+        ({"role": "user", "content": []}, None),
+        ({"role": "assistant", "tool_calls": [CALL]}, None),
+        ({"role": "user", "tool_calls": [CALL]}, "messages[0].content"),
+        ({"role": "assistant", "tool_calls": [NAMELESS]}, "messages[0].tool_calls[0]"),
+    ],
+)
+async def test_what_a_message_must_have_is_the_same_as_over_http(client: Client, backend, message: dict, param: str | None) -> None:
+    async with httpx.AsyncClient(base_url=backend.frontend.http_url, timeout=20) as http:
+        over_http = (await http.post("/tokenize", json={"messages": [message]})).json()
+    try:
+        here = {"tokens": list((await asyncio.to_thread(client.tokenize_chat, [message])).ids)}
+    except InvalidRequestError as error:
+        here = {"error": (error.param, error.message)}
+    assert here.get("tokens") == over_http.get("tokens")
+    if param is not None:
+        assert here["error"] == (param, over_http["error"]["message"])
 
 
 @pytest.mark.parametrize(

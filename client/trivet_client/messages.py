@@ -115,7 +115,10 @@ def _fill_content(wire: inference_pb2.ChatMessage, content: object, where: str) 
     if isinstance(content, str):
         set_field(wire.content.add(), "text", content, param=where)
         return
-    for index, each in enumerate(_list(content, where)):
+    parts = list(_list(content, where))
+    if content is not None and not parts:
+        wire.content.add().text = ""  # no parts are an empty text; nothing on the wire is a message without content
+    for index, each in enumerate(parts):
         _fill_part(wire.content.add(), _mapping(each, f"{where}[{index}]"), f"{where}[{index}]")
 
 

@@ -45,6 +45,18 @@ async def answers(inference: Inference, prompts: list[Prompt], params: SamplingP
     return await Batch(prompts, [params] * len(prompts)).run(inference, at_once=at_once)
 
 
+async def test_half_a_surrogate_pair_ends_its_own_request_alone(inference: Inference) -> None:
+    wishes: dict[str, Any] = {"stop": "\ud800", "bad_words": ["b", "a\ud800"], "cache_salt": "\ud800"}
+    params = [SamplingParams(max_tokens=2), *(SamplingParams(max_tokens=2, **{name: value}) for name, value in wishes.items())]
+    outputs = await Batch(["Good", *["Good"] * len(wishes), "a\ud800b"], [*params, params[0]]).run(inference, at_once=64)
+    errors = [output.error for output in outputs]
+    assert [error and (error.kind, error.param) for error in errors] == [
+        None,
+        *((ErrorKind.INVALID_ARGUMENT, name) for name in [*wishes, "prompt"]),
+    ]
+    assert len(outputs[0].outputs[0].token_ids) == 2
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 64])
 async def test_answers_come_in_the_order_of_the_prompts(inference: Inference, at_once: int) -> None:
     params = [SamplingParams(max_tokens=1 + (5 * number) % 7) for number in range(len(PROMPTS))]

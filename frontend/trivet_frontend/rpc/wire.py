@@ -100,14 +100,10 @@ def completion_of(request: inference_pb2.CompleteRequest) -> CompletionInput:
 
 def _message_of(message: inference_pb2.ChatMessage) -> dict[str, Any]:
     parts = [_part_of(part) for part in message.content]
-    plain: dict[str, Any] = {"role": message.role}
+    plain: dict[str, Any] = {"role": message.role, "content": parts or None}
     # One text is a string to a template; more stay parts, joined by the same rule as on HTTP.
     if len(parts) == 1 and parts[0]["type"] == "text":
         plain["content"] = parts[0]["text"]
-    elif parts:
-        plain["content"] = parts
-    else:
-        plain["content"] = None if message.role == "assistant" else ""
     if message.name:
         plain["name"] = message.name
     if message.tool_call_id:
@@ -116,7 +112,8 @@ def _message_of(message: inference_pb2.ChatMessage) -> dict[str, Any]:
         plain["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
         plain["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in message.tool_calls
+            {"id": call.id, "type": "function", "function": {"name": call.name or None, "arguments": call.arguments}}
+            for call in message.tool_calls
         ]
     return plain
 

@@ -24,7 +24,7 @@ from trivet_frontend.serving.open_streams import OpenStreams
 from trivet_frontend.serving.options import ChatInput, CompletionInput, GenerationOptions
 from trivet_frontend.serving.outcome import PreparedPrompt
 from trivet_frontend.serving.prompts import normalised_prompts
-from trivet_frontend.serving.sampling import check_options, check_text_length, check_token_ids, refuse, resolve_sampling
+from trivet_frontend.serving.sampling import check_options, check_text, check_token_ids, refuse, resolve_sampling
 from trivet_frontend.serving.served_model import ServedModel
 from trivet_frontend.serving.tools import check_tools
 
@@ -123,7 +123,7 @@ class Inference:
             max_model_len = entry.model.description.max_model_len
             for one in given:
                 if isinstance(one, str):
-                    check_text_length(one, param="prompt", max_model_len=max_model_len)
+                    check_text(one, param="prompt", max_model_len=max_model_len)
             prompts = await asyncio.gather(*(self._prepare(language, one, completion, index) for index, one in enumerate(given)))
             wishes = PromptWishes(
                 echo=completion.echo,

@@ -18,7 +18,7 @@ from trivet_frontend.chat import compiled, cut_at_continuation_mark, normalised_
 from trivet_frontend.engine import ModelDescription, TokenLogprobs
 from trivet_frontend.serving.options import ChatInput, GenerationOptions
 from trivet_frontend.serving.outcome import TokenLogprob
-from trivet_frontend.serving.sampling import MAX_CHARACTERS_PER_TOKEN, check_text_length
+from trivet_frontend.serving.sampling import MAX_CHARACTERS_PER_TOKEN, check_text
 from trivet_frontend.text import IncrementalText, TokenBytes
 
 ResultT = TypeVar("ResultT")
@@ -80,7 +80,7 @@ class ModelLanguage:
             )
             if chat.continue_final_message:
                 text = cut_at_continuation_mark(text)
-            check_text_length(text, param="messages", max_model_len=self._max_model_len)
+            check_text(text, param="messages", max_model_len=self._max_model_len)
             return self._ids(text, add_special_tokens=bool(chat.add_special_tokens))
 
         token_ids = await self._run(work, inline=False)

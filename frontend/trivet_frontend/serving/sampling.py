@@ -99,6 +99,7 @@ def check_options(options: GenerationOptions, *, vocab_size: int, max_logprobs: 
         check_token_ids("allowed_token_ids", options.allowed_token_ids, vocab_size=vocab_size, most=MAX_ALLOWED_TOKEN_IDS)
     if options.cache_salt is not None and not 0 < len(options.cache_salt) <= MAX_CACHE_SALT_CHARACTERS:
         raise refuse("cache_salt", f"must have 1 to {MAX_CACHE_SALT_CHARACTERS} characters")
+    check_characters("cache_salt", options.cache_salt or "")
     parse_logit_bias(options.logit_bias, vocab_size=vocab_size)
 
 
@@ -157,8 +158,8 @@ def resolve_sampling(
     )
 
 
-def check_text_length(text: str, *, param: str, max_model_len: int) -> None:
-    """Refuse a text that is far beyond the context whatever its tokens are."""
+def check_text(text: str, *, param: str, max_model_len: int) -> None:
+    """Refuse a text that is none, or that is far beyond the context whatever its tokens are."""
     if len(text) > MAX_CHARACTERS_PER_TOKEN * max_model_len:
         least = len(text) // MAX_CHARACTERS_PER_TOKEN
         raise TrivetError(
@@ -166,6 +167,15 @@ def check_text_length(text: str, *, param: str, max_model_len: int) -> None:
             f"the prompt has {len(text)} characters, which is more than {least} tokens, but the model's context is {max_model_len} tokens",
             param=param,
         )
+    check_characters(param, text)
+
+
+def check_characters(param: str, text: str) -> None:
+    """Refuse half a surrogate pair, which a `str` can hold but no text: HTTP and gRPC do not even carry it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise refuse(param, f"has {text[error.start]!a} at character {error.start}, half a surrogate pair, which is no text") from None
 
 
 def fitting_max_tokens(options: GenerationOptions, *, defaults: SamplingDefaults, prompt_tokens: int, max_model_len: int) -> int:
@@ -223,6 +233,7 @@ def _check_strings(param: str, values: Sequence[str], *, most: int) -> None:
             raise refuse(param, "must not be or hold an empty string")
         if len(value) > MAX_STOP_STRING_CHARACTERS:
             raise refuse(param, f"must have strings of at most {MAX_STOP_STRING_CHARACTERS} characters, not {len(value)}")
+        check_characters(param, value)
 
 
 def check_token_ids(param: str, values: Sequence[int], *, vocab_size: int, most: int) -> None:
