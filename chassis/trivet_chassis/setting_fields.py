@@ -13,13 +13,17 @@ import msgspec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a person needs to know of a field. `unit="bytes"` takes sizes such as `2GiB`; `choices` narrows a text to a list."""
+    """What a person needs to know of a field. `unit="bytes"` takes sizes such as `2GiB`; `choices` narrows a text to a list.
+
+    `maximum_reason` says why there can be no more, where that is not plain.
+    """
 
     help: str
     unit: str = ""
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    maximum_reason: str = ""
     secret: bool = False
     positional: bool = False
 

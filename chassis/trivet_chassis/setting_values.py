@@ -36,7 +36,8 @@ def convert(field: Field, raw: object, label: str) -> object:
         if field.setting.minimum is not None and value < field.setting.minimum:
             raise invalid(f"{label}: {shown} is below {field.setting.minimum:g}", field.name)
         if field.setting.maximum is not None and value > field.setting.maximum:
-            raise invalid(f"{label}: {shown} is above {field.setting.maximum:g}", field.name)
+            reason = f": {field.setting.maximum_reason}" if field.setting.maximum_reason else ""
+            raise invalid(f"{label}: {shown} is above {field.setting.maximum:g}{reason}", field.name)
     return value
 
 

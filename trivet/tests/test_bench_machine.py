@@ -128,6 +128,8 @@ def test_an_instruction_set_that_nobody_knows_is_a_readable_line(
     ("words", "complaint"),
     [
         (["limits", "--threads", "0"], "--threads 0: more than 0 is wanted"),
+        (["limits", "--threads", "9999"], "only wait for each other"),
+        (["kernels", "--threads", "9999"], "only wait for each other"),
         (["kernels", "--formats", "q3"], "--formats q3 is not known"),
         (["kernels", "--only", "product"], "--only product is not known"),
         (["kernels", "--rows", "0"], "argument --rows: 0: numbers above 0 are wanted"),

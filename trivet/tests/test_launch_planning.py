@@ -142,6 +142,12 @@ def test_more_workers_than_cores_have_a_thread_each(monkeypatch: pytest.MonkeyPa
     assert values(plan("--workers", "5"), "threads") == ["1"] * 5
 
 
+@pytest.mark.parametrize("words", [["--threads", "9999"], ["--workers", "2", "--threads", "9999"]])
+def test_more_threads_than_the_cores_can_run_are_refused_with_the_most(words: list[str]) -> None:
+    with pytest.raises(TrivetError, match=r"--threads: 9999 is above \d+: more than 4 threads for each core"):
+        plan(*words)
+
+
 def test_threads_that_were_set_are_kept() -> None:
     assert values(plan("--workers", "2", "--threads", "3"), "threads") == ["3", "3"]
     assert values(plan("--workers", "2", environ={"TRIVET_WORKER_THREADS": "3"}), "threads") == []

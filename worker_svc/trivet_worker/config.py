@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 from trivet_chassis.addresses import parse_address, refuse_public
+from trivet_chassis.cores import TOO_MANY_THREADS, most_threads
 from trivet_chassis.logging import LogFormat, LogLevel
 from trivet_chassis.resolving import Peers
 from trivet_chassis.settings import Setting
@@ -64,7 +65,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ModelForm,
         Setting(help="native: a whole step in native code; layers: layer by layer over the backend's operators; auto: native where it can"),
     ] = "auto"
-    threads: Annotated[int | None, Setting(help="compute threads; none: one per core", minimum=1)] = None
+    threads: Annotated[
+        int | None, Setting(help="compute threads; none: one per core", minimum=1, maximum=most_threads(), maximum_reason=TOO_MANY_THREADS)
+    ] = None
     spin: Annotated[
         int, Setting(help="turns that a compute thread spins for its next piece of work before it sleeps (GOMP_SPINCOUNT)", minimum=0)
     ] = 1000

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from trivet_chassis.cores import check_threads
 from trivet_checkpoint import Checkpoint, ModelBundle, bundle_of, check_sizes, open_checkpoint, resolve_model
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
 from trivet_proto.limits import MAX_MESSAGE_BYTES, MAX_PROMPT_LOGPROBS
@@ -64,6 +65,7 @@ def prepare_model(settings: WorkerSettings) -> PreparedModel:
     """Raises a configuration error, with the way out, before anything heavy is done."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    check_threads(torch.get_num_threads(), "threads" if settings.threads is not None else "OMP_NUM_THREADS")
     checkpoint = open_checkpoint(resolve_model(settings.model), served=ARCHITECTURES)
     check_sizes(checkpoint)
     dtype, context = TORCH_DTYPES[settings.chosen_dtype], settings.context(checkpoint.max_model_len)

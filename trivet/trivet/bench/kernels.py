@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trivet_chassis.cores import check_threads, usable_cores
 from trivet_chassis.settings import check_native_variables
 from trivet_kernels.cpu.library import NotBuilt, instruction_set
 from trivet_kernels.cpu.limits import MIB, Effort, LimitFormat, product_rate, read_rate
@@ -68,7 +69,7 @@ class Step:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="", metavar="PATH", help="folder or GGUF file; the embedded default")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="as many as cores")
+    parser.add_argument("--threads", type=int, default=usable_cores(), help="as many as cores")
     parser.add_argument("--formats", type=words, default=list(TIMED_FORMATS), metavar="NAMES", help=", ".join(TIMED_FORMATS))
     parser.add_argument("--only", type=words, default=list(PARTS), metavar="NAMES", help=", ".join(PARTS))
     parser.add_argument("--rows", type=numbers, default=[1, 4, 16, 64, 256, 2048], help="of activations")
@@ -92,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("threads", "attention_sequences", "attention_context", "rounds", "memory"):
         if getattr(arguments, name) is not None and getattr(arguments, name) <= 0:
             raise invalid(f"--{name.replace('_', '-')} {getattr(arguments, name)}: more than 0 is wanted")
+    check_threads(arguments.threads, "--threads")
     check_outputs(arguments.json, arguments.plot)
     model = read_dimensions(arguments.model)
     try:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trivet_chassis.cores import check_threads, usable_cores
 from trivet_chassis.settings import check_native_variables
 from trivet_kernels.cpu.library import NotBuilt, instruction_set
 from trivet_kernels.cpu.limits import MIB, Effort, LimitFormat, meeting_seconds, product_rate, read_rate
@@ -53,7 +54,7 @@ class Products:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="", metavar="PATH", help="folder or GGUF file; the embedded default")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="as many as cores")
+    parser.add_argument("--threads", type=int, default=usable_cores(), help="as many as cores")
     parser.add_argument("--workload", default=FOUR, metavar="NAMES", help="whose bounds, separated by commas")
     parser.add_argument("--rounds", type=int, default=100, help="of which the best counts")
     parser.add_argument("--round-time", type=float, default=0.003, help="seconds of a round, about")
@@ -68,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and not 0 < value < math.inf:
             raise invalid(f"--{name.replace('_', '-')} {value}: more than 0 is wanted")
+    check_threads(arguments.threads, "--threads")
     check_outputs(arguments.json, arguments.plot)
     workloads, model = chosen_workloads(arguments.workload, Overrides()), read_dimensions(arguments.model)
     reads, products, meeting = measure(model, arguments.threads, Effort(arguments.rounds, arguments.round_time), arguments.memory)

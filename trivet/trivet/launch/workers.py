@@ -1,10 +1,10 @@
 """The workers of a launch: as many as wanted, alike but for their names, their sockets and their share of the machine."""
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trivet_chassis.addresses import Address, parse_address
+from trivet_chassis.cores import usable_cores
 from trivet_worker.config import WorkerSettings
 
 from trivet.launch.arguments import LAUNCHER, Argument, Resolved, resolve
@@ -68,6 +68,6 @@ def _share_of_machine(count: int, environ: Mapping[str, str]) -> Iterator[Argume
     if count == 1:
         return
     if "OMP_NUM_THREADS" not in environ:  # that says it of each process
-        yield Argument("threads", max(1, len(os.sched_getaffinity(0)) // count), LAUNCHER, yields=True)
+        yield Argument("threads", max(1, usable_cores() // count), LAUNCHER, yields=True)
     share = max(LEAST_MEMORY_SHARE, WorkerSettings().memory_utilization / count)
     yield Argument("memory_utilization", round(share, 4), LAUNCHER, yields=True)
