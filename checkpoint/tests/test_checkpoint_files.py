@@ -216,7 +216,7 @@ def test_a_folder_gives_its_tensors_config_and_tokens(tmp_path: Path, sharded: b
     assert checkpoint.config["rope_scaling"] is None
     assert checkpoint.special_tokens.eos_ids == (2, 0)
     assert (checkpoint.special_tokens.bos, checkpoint.special_tokens.bos_id) == ("<|im_start|>", 1)
-    assert checkpoint.chat_template == "{{ messages }}"
+    assert (checkpoint.chat_template, checkpoint.chat_template_place) == ("{{ messages }}", "chat_template in tokenizer_config.json")
     assert checkpoint.generation_config["temperature"] == 0.6
 
 
@@ -238,7 +238,8 @@ def test_a_folder_is_called_what_its_directory_is(tmp_path: Path) -> None:
 def test_a_template_file_goes_before_the_tokenizers_own(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("mine")
-    assert open_checkpoint(tmp_path).chat_template == "mine"
+    checkpoint = open_checkpoint(tmp_path)
+    assert (checkpoint.chat_template, checkpoint.chat_template_place) == ("mine", "chat_template.jinja")
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])

@@ -16,6 +16,8 @@ GENERATION_CONFIG = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+CHAT_TEMPLATE_PLACE = "chat_template_place"
+"""The key of the tokenizer's configuration that says where in the model's files the chat template stands."""
 NEEDED = (CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG)
 
 
@@ -78,6 +80,8 @@ def bundle_of(checkpoint: Checkpoint) -> ModelBundle:
         "unk_token": special.unk,
         "eos_token_ids": list(special.eos_ids),
     }
+    if checkpoint.chat_template_place is not None:
+        tokenizer_config[CHAT_TEMPLATE_PLACE] = checkpoint.chat_template_place
     files = {
         CONFIG: encode(checkpoint.config),
         GENERATION_CONFIG: encode(checkpoint.generation_config),

@@ -65,6 +65,7 @@ class Checkpoint:
     tokenizer_config: dict[str, Any]
     special_tokens: SpecialTokens
     chat_template: str | None
+    chat_template_place: str | None  # where in the model's files it stands, for people
     tensors: dict[str, TensorRecord]
     build_tokenizer: Callable[[], bytes]
 

@@ -48,6 +48,7 @@ def open_folder(path: Path, served: Collection[str] | None = None) -> Checkpoint
         raise invalid(f"{path}: tokenizer.json is missing; save the model's fast tokenizer there")
     vocabulary = _vocabulary(tokenizer)
     tensors = _records(path)
+    template, place = _chat_template(path, tokenizer_config)
     # A config that does not speak of tying is tied exactly when there is no other head.
     config.setdefault("tie_word_embeddings", "lm_head.weight" not in tensors)
     return Checkpoint(
@@ -58,7 +59,8 @@ def open_folder(path: Path, served: Collection[str] | None = None) -> Checkpoint
         generation_config=generation_config,
         tokenizer_config=tokenizer_config,
         special_tokens=_special_tokens(config, generation_config, tokenizer_config, vocabulary),
-        chat_template=_chat_template(path, tokenizer_config),
+        chat_template=template,
+        chat_template_place=place,
         tensors=tensors,
         build_tokenizer=tokenizer.read_bytes,
     )
@@ -119,11 +121,12 @@ def _place(file: Path, name: str, raw: object, start: int, total: int) -> Tensor
     return TensorRecord(name, kind, tuple(entry.shape), file, start + begin, end - begin)
 
 
-def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
+def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> tuple[str, str] | tuple[None, None]:
+    """The template and where it stands."""
     file = path / "chat_template.jinja"
     if file.exists():
         try:
-            return file.read_text(encoding="utf-8")
+            return file.read_text(encoding="utf-8"), file.name
         except (OSError, UnicodeDecodeError) as error:
             raise invalid(f"{file} cannot be read: {error}") from error
     template = tokenizer_config.get("chat_template")
@@ -132,7 +135,7 @@ def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
             entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict) and isinstance(entry.get("name"), str)
         }
         template = named.get("default")
-    return template if isinstance(template, str) else None
+    return (template, "chat_template in tokenizer_config.json") if isinstance(template, str) else (None, None)
 
 
 def _special_tokens(

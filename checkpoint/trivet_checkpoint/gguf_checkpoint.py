@@ -12,6 +12,7 @@ from trivet_checkpoint.gguf_names import head_count_key, hugging_face_name
 from trivet_checkpoint.gguf_tokenizer import adds_first_token, check_tokenizer, tokenizer_json
 
 ARCHITECTURES = {"llama": ("LlamaForCausalLM", "llama"), "qwen2": ("Qwen2ForCausalLM", "qwen2")}
+CHAT_TEMPLATE = "tokenizer.chat_template"
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -22,7 +23,6 @@ def open_gguf(path: Path) -> Checkpoint:
     tensors = _records(file)
     special = _special_tokens(file.metadata)
     config = _config(file, special, tensors)
-    template = _chat_template(file)
     return Checkpoint(
         path=path,
         format="gguf",
@@ -31,7 +31,8 @@ def open_gguf(path: Path) -> Checkpoint:
         generation_config=_generation_config(special),
         tokenizer_config=_tokenizer_config(file.metadata, special),
         special_tokens=special,
-        chat_template=template,
+        chat_template=_entries(file).text(CHAT_TEMPLATE) if CHAT_TEMPLATE in file.metadata else None,
+        chat_template_place=CHAT_TEMPLATE if CHAT_TEMPLATE in file.metadata else None,
         tensors=tensors,
         build_tokenizer=lambda: tokenizer_json(file.metadata),
     )
@@ -132,11 +133,6 @@ def _tokenizer_config(metadata: dict[str, Any], special: SpecialTokens) -> dict[
         "add_bos_token": adds_first_token(metadata),
         "add_eos_token": bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
     }
-
-
-def _chat_template(file: GgufFile) -> str | None:
-    key = "tokenizer.chat_template"
-    return _entries(file).text(key) if key in file.metadata else None
 
 
 def _entries(file: GgufFile) -> Entries:

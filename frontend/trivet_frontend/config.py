@@ -25,6 +25,9 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     api_key: Annotated[tuple[str, ...], Setting(help="keys of which callers must send one, separated by commas", secret=True)] = ()
     served_model_name: Annotated[tuple[str, ...], Setting(help="names the model answers to, separated by commas; empty: its own name")] = ()
     chat_template: Annotated[str, Setting(help="file with a Jinja chat template, instead of the model's own")] = ""
+    exit_on_unreadable_model: Annotated[
+        bool, Setting(help="end if the first model that comes has a tokenizer or chat template that cannot be read, not wait for another")
+    ] = False
     trust_request_chat_template: Annotated[bool, Setting(help="let a request bring its own chat template")] = False
     generation_config: Annotated[
         Literal["auto", "neutral"], Setting(help="sampling defaults: the model's own generation_config, or none")

@@ -134,6 +134,13 @@ class Frontend:
         """Why this frontend must leave, once another process has taken its name at a scheduler."""
         return await self._engine.until_displaced()
 
+    async def until_unreadable(self) -> TrivetError:
+        """Why the first model that came cannot be served, where the settings make that the end."""
+        changes = self._engine.changes
+        while self._model.refusal is None:
+            await changes.after(changes.count)
+        return self._model.refusal
+
     # ---- leave ----
 
     async def drain(self) -> None:
@@ -163,22 +170,25 @@ class Frontend:
 async def serve(settings: FrontendSettings, lifecycle: Lifecycle) -> None:
     """Run a frontend until it is told to leave.
 
-    Raises ALREADY_EXISTS when another process has taken its name at a scheduler: to be mended, not to be retried.
+    Raises ALREADY_EXISTS when another process has taken its name at a scheduler, and INVALID_ARGUMENT for a model that cannot be read
+    where the settings say so: to be mended, not to be retried.
     """
     frontend = Frontend(settings, clock=SystemClock())
     draining = asyncio.create_task(lifecycle.until_draining(), name="wait for the drain")
     displaced = asyncio.create_task(frontend.until_displaced(), name="wait for another frontend of this name")
+    unreadable = asyncio.create_task(frontend.until_unreadable(), name="wait for a model that cannot be read")
+    reasons = (displaced, unreadable)
     try:
         await frontend.start()
         logger.info("HTTP on %s, gRPC on %s", frontend.http_url, frontend.grpc_address or "no address")
         lifecycle.supervise(frontend.follow_engine(), "follow engine")
-        await asyncio.wait({draining, displaced}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({draining, *reasons}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
-            raise displaced.result()
+            raise next(reason.result() for reason in reasons if reason.done())
         draining.result()
         await frontend.drain()
     finally:
-        for task in (draining, displaced):
+        for task in (draining, *reasons):
             task.cancel()
-        await asyncio.gather(draining, displaced, return_exceptions=True)
+        await asyncio.gather(draining, *reasons, return_exceptions=True)
         await frontend.stop()

@@ -63,6 +63,10 @@ def test_services_meet_over_sockets_in_the_run_directory() -> None:
     assert "--scheduler=unix:/run/x/scheduler.sock" in flags(planned, WORKER)
 
 
+def test_the_frontend_ends_for_a_model_that_it_cannot_read() -> None:
+    assert "--exit-on-unreadable-model" in flags(plan(), FRONTEND)
+
+
 def test_flags_reach_their_owner_alone() -> None:
     planned = plan("--dtype", "float32", "--no-enable-prefix-caching", "--served-model-name", "a,b", "--port", "9000")
     assert "--dtype=float32" in flags(planned, WORKER)

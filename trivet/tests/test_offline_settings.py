@@ -110,6 +110,14 @@ def test_a_wrong_keyword_is_refused_by_its_name_with_what_is_right(inprocess: bo
         LLM(inprocess=inprocess, **keywords)  # type: ignore[arg-type]
 
 
+def test_a_chat_template_that_is_none_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    template, file = tmp_path / "bad.jinja", tmp_path / "trivet.toml"
+    template.write_text("{% if x")
+    file.write_text(f'[frontend]\nchat_template = "{template}"\n')
+    with pytest.raises(TrivetError, match=f"^the chat template {template} is no template"):
+        LLM(config=file)
+
+
 def test_one_process_has_one_worker() -> None:
     with pytest.raises(TrivetError, match="workers: one process has one worker, not 2; leave inprocess out for more"):
         LLM(inprocess=True, workers=2)

@@ -41,15 +41,23 @@ def _environment() -> ChatEnvironment:
     return environment
 
 
+def compiled(source: str, *, called: str = "chat_template") -> jinja2.Template:
+    """Raises INVALID_ARGUMENT when `source` is no template, which the message then calls by this name."""
+    template = _template_or_complaint(source)
+    if isinstance(template, str):
+        raise TrivetError(ErrorKind.INVALID_ARGUMENT, f"{called} {template}", param="chat_template")
+    return template
+
+
 @functools.lru_cache(maxsize=64)
-def compiled(source: str) -> jinja2.Template:
-    """Raises INVALID_ARGUMENT when `source` is no template."""
+def _template_or_complaint(source: str) -> jinja2.Template | str:
     if len(source) > MAX_TEMPLATE_CHARACTERS:
-        raise TrivetError(ErrorKind.INVALID_ARGUMENT, "chat_template is too long", param="chat_template")
+        return f"has {len(source)} characters, which is too long; the limit is {MAX_TEMPLATE_CHARACTERS}"
     try:
         return _environment().from_string(source)
     except Exception as error:  # a template may be nested too deeply for the parser
-        raise _refuse("chat_template", "chat_template is no template", error) from None
+        line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        return f"is no template: {_words_of(error).removesuffix('.')}{line}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -83,5 +91,8 @@ def render(source: str, variables: Mapping[str, Any], *, most_characters: int = 
 
 
 def _refuse(param: str, what: str, error: Exception) -> TrivetError:
-    words = str(error)[:MAX_COMPLAINT_CHARACTERS] or type(error).__name__
-    return TrivetError(ErrorKind.INVALID_ARGUMENT, f"{what}: {words}", param=param)
+    return TrivetError(ErrorKind.INVALID_ARGUMENT, f"{what}: {_words_of(error)}", param=param)
+
+
+def _words_of(error: Exception) -> str:
+    return str(error)[:MAX_COMPLAINT_CHARACTERS] or type(error).__name__

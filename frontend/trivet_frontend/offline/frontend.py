@@ -3,6 +3,7 @@
 import asyncio
 from types import TracebackType
 
+import msgspec
 from trivet_chassis.clock import SystemClock
 from trivet_chassis.metrics import create_registry
 from trivet_chassis.rpc import Dial, create_channel
@@ -16,7 +17,8 @@ class OfflineFrontend:
     """Use as an async context manager; leaving it ends what still runs."""
 
     def __init__(self, settings: FrontendSettings, *, dial: Dial = create_channel) -> None:
-        """`dial` reaches the schedulers of the settings."""
+        """`dial` reaches the schedulers of the settings. Raises INVALID_ARGUMENT for a template that cannot be read."""
+        settings = msgspec.structs.replace(settings, exit_on_unreadable_model=True)  # its caller waits for this model and no other
         clock = SystemClock()
         self._engine = EngineClient(
             settings.scheduler,
@@ -43,10 +45,12 @@ class OfflineFrontend:
         self._model.close()
 
     async def until_ready(self) -> None:
-        """Return when a request sent now would be served."""
+        """Return when a request sent now would be served. Raises INVALID_ARGUMENT for a model that cannot be read."""
         changes = self._engine.changes
         while True:
             seen = changes.count
+            if self._model.refusal is not None:
+                raise self._model.refusal
             if self.inference.ready:
                 return
             await changes.after(seen)

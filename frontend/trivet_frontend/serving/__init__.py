@@ -1,6 +1,6 @@
 """The one road from a request to its answer, below both public APIs."""
 
-from trivet_frontend.serving.followed_model import FollowedModel
+from trivet_frontend.serving.followed_model import FollowedModel, read_template
 from trivet_frontend.serving.generation import Generation
 from trivet_frontend.serving.inference import Inference
 from trivet_frontend.serving.metrics import FrontendMetrics
@@ -25,4 +25,5 @@ __all__ = [
     "TokenLogprob",
     "Usage",
     "defaults_from",
+    "read_template",
 ]

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from tokenizers import Tokenizer
 from trivet_checkpoint import ModelBundle
-from trivet_proto.errors import ErrorKind, TrivetError, invalid
+from trivet_checkpoint.bundle import CHAT_TEMPLATE, CHAT_TEMPLATE_PLACE, TOKENIZER_CONFIG
+from trivet_proto.errors import TrivetError, invalid
 
 from trivet_frontend.chat import compiled, cut_at_continuation_mark, normalised_messages, render, template_traits, with_continuation_mark
 from trivet_frontend.engine import ModelDescription, TokenLogprobs
@@ -36,19 +37,18 @@ class ModelLanguage:
     def __init__(
         self, bundle: ModelBundle, model: ModelDescription, *, template: str | None, allow_request_template: bool, threads: int
     ) -> None:
+        """`template` has been read and is one; None: the model's own. Raises INVALID_ARGUMENT naming what of the bundle cannot be read."""
         try:
             self._tokenizer = Tokenizer.from_str(bundle.files[TOKENIZER_FILE].decode())
         except Exception as error:  # tokenizers raises Exception itself
-            raise TrivetError(ErrorKind.UNAVAILABLE, f"the model's tokenizer cannot be read: {error}") from error
-        config = bundle.json("tokenizer_config.json")
+            raise invalid(f"the tokenizer of {model.name} (tokenizer.json) cannot be read: {error}; mend or replace it there") from error
+        config = bundle.json(TOKENIZER_CONFIG)
         self._special_texts = {name: config.get(name) or "" for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
         self._bytes = TokenBytes(self._tokenizer, bundle.files[TOKENIZER_FILE])
-        self._template = template if template is not None else bundle.chat_template
+        self._template = template if template is not None else _own_template(bundle, model)
         self._allow_request_template = allow_request_template
         self._max_model_len = model.max_model_len
         self._pool = ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="tokenizer")
-        if self._template is not None:
-            compiled(self._template)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -150,3 +150,14 @@ class ModelLanguage:
         if inline:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, contextvars.copy_context().run, work)
+
+
+def _own_template(bundle: ModelBundle, model: ModelDescription) -> str | None:
+    template = bundle.chat_template
+    if template is not None:
+        place = bundle.json(TOKENIZER_CONFIG).get(CHAT_TEMPLATE_PLACE, CHAT_TEMPLATE)
+        try:
+            compiled(template, called=f"the chat template of {model.name} ({place})")
+        except TrivetError as error:
+            raise invalid(f"{error.message}; mend it there, or set chat_template to a file with another", error.param) from None
+    return template

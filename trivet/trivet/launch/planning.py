@@ -33,6 +33,8 @@ def plan_launch(settings: LoadedServeSettings, environ: Mapping[str, str], run_d
             Argument("scheduler", engine.scheduler_address, LAUNCHER),
             Argument("grpc_listen", f"unix:{run_directory}/frontend.sock", LAUNCHER, yields=True),
             Argument("log_format", log_format, LAUNCHER, yields=True),
+            # Nobody brings another model: a start that waited for one would not end.
+            Argument("exit_on_unreadable_model", value=True, origin=LAUNCHER),
         ),
     )
     own = frontend.value

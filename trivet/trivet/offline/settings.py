@@ -11,6 +11,7 @@ from pathlib import Path
 from trivet_chassis.setting_fields import Field, fields_of
 from trivet_chassis.settings import PREFIX, nearest
 from trivet_frontend.config import FrontendSettings
+from trivet_frontend.serving import read_template
 from trivet_proto.errors import TrivetError, invalid
 from trivet_scheduler.config import SchedulerSettings
 from trivet_worker.config import WorkerSettings
@@ -68,7 +69,8 @@ def load_offline_settings(
     file = [f"--config={said.pop('config')}"] if "config" in said else []
     values = {name: _as_in_a_file(SERVE[name], value) for name, value in said.items()}
     settings = replace(load_serve_settings(file, environ, prog="LLM", keywords=values), of_services=of_services)
-    frontend_settings(settings, environ, NOWHERE)  # needed only when a model has been loaded, which is too late for a refusal
+    # Needed only when a model has been loaded, which is too late for a refusal.
+    read_template(frontend_settings(settings, environ, NOWHERE).chat_template)
     return settings
 
 
