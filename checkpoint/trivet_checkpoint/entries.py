@@ -9,6 +9,8 @@ from typing import Any
 
 from trivet_proto.errors import TrivetError, invalid
 
+FETCH_AGAIN = "fetch it again"
+"""The way out of a file that is not as it was written."""
 LARGEST_COUNT = 2**31 - 1
 LARGEST_NUMBER = 3.4e38  # of float32
 LONGEST_SHOWN = 60  # of a value, in a message
@@ -55,6 +57,12 @@ class Entries:
         if not all(type(index) is int and 0 <= index <= LARGEST_COUNT for index in ids):
             raise self.refusal(key, "the id of a token, a whole number from 0, or a list of such")
         return tuple(ids)
+
+    def token_id(self, key: str, vocab_size: int) -> int:
+        value = self._value(key)
+        if type(value) is not int or not 0 <= value < vocab_size:
+            raise self.refusal(key, f"the id of one of {vocab_size} tokens")
+        return value
 
     def below(self, key: str) -> "Entries":
         """The entries of an object that is an entry itself; none where it is absent."""

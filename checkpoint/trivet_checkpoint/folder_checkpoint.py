@@ -9,6 +9,7 @@ import msgspec
 from trivet_proto.errors import invalid
 
 from trivet_checkpoint.checkpoint import Checkpoint, SpecialTokens, TensorRecord
+from trivet_checkpoint.entries import FETCH_AGAIN
 from trivet_checkpoint.model_config import check_token_ids, read_description
 from trivet_checkpoint.quantization import FORMATS
 
@@ -77,7 +78,7 @@ def _records(path: Path) -> dict[str, TensorRecord]:
         records.update(_read_header(file))
     for name, shard in weight_map.items():
         if name not in records:
-            raise invalid(f"{path / shard}: tensor {name} is missing, {INDEX} places it there")
+            raise invalid(f"{path / shard}: tensor {name} is missing, {INDEX} places it there; {FETCH_AGAIN}")
     return records
 
 
@@ -94,12 +95,12 @@ def _read_header(file: Path) -> dict[str, TensorRecord]:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > min(LONGEST_HEADER, total - 8):
-                raise invalid(f"{file} is no safetensors file or is cut off: its header claims {length} bytes of {total}")
+                raise invalid(f"{file} is no safetensors file or is cut off: its header claims {length} bytes of {total}; {FETCH_AGAIN}")
             header = msgspec.json.decode(stream.read(length), type=dict[str, Any])
     except OSError as error:
         raise invalid(f"{file} cannot be read: {error.strerror}") from error
     except (struct.error, *UNREADABLE) as error:
-        raise invalid(f"{file} is no safetensors file: its header cannot be read") from error
+        raise invalid(f"{file} is no safetensors file: its header cannot be read; {FETCH_AGAIN}") from error
     header.pop("__metadata__", None)
     return {name: _place(file, name, entry, 8 + length, total) for name, entry in header.items()}
 
@@ -108,16 +109,18 @@ def _place(file: Path, name: str, raw: object, start: int, total: int) -> Tensor
     try:
         entry = msgspec.convert(raw, _TensorEntry)
     except msgspec.ValidationError as error:
-        raise invalid(f"{file}: the description of tensor {name} is broken: {error}") from error
+        raise invalid(f"{file}: the description of tensor {name} is broken: {error}; {FETCH_AGAIN}") from error
     begin, end = entry.data_offsets
     kind = entry.dtype  # plain formats have the same names here
     if not 0 <= begin <= end or start + end > total:
-        raise invalid(f"{file}: tensor {name} lies past the file's end: it is cut off; fetch it again")
+        raise invalid(f"{file}: tensor {name} lies past the file's end: it is cut off; {FETCH_AGAIN}")
     count = 1
     for length in entry.shape:
         count *= length
     if kind in FORMATS and FORMATS[kind].size_of(count) != end - begin:
-        raise invalid(f"{file}: tensor {name} of {entry.shape} {kind} takes {FORMATS[kind].size_of(count)} bytes, it has {end - begin}")
+        raise invalid(
+            f"{file}: tensor {name} of {entry.shape} {kind} takes {FORMATS[kind].size_of(count)} bytes, it has {end - begin}; {FETCH_AGAIN}"
+        )
     return TensorRecord(name, kind, tuple(entry.shape), file, start + begin, end - begin)
 
 
@@ -177,7 +180,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise invalid(f"{file} cannot be read: {error.strerror}") from error
     except UNREADABLE as error:
-        raise invalid(f"{file} is no JSON: {error}") from error
+        raise invalid(f"{file} is no JSON: {error}; mend it or {FETCH_AGAIN}") from error
     if not isinstance(document, dict):
-        raise invalid(f"{file}: expected a JSON object")
+        raise invalid(f"{file}: expected a JSON object; mend it or {FETCH_AGAIN}")
     return document

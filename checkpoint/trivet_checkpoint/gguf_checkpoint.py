@@ -21,7 +21,7 @@ def open_gguf(path: Path) -> Checkpoint:
     _check_architecture(file)
     check_tokenizer(file.metadata, str(path))
     tensors = _records(file)
-    special = _special_tokens(file.metadata)
+    special = _special_tokens(file)
     config = _config(file, special, tensors)
     return Checkpoint(
         path=path,
@@ -60,6 +60,8 @@ def _config(file: GgufFile, special: SpecialTokens, tensors: dict[str, TensorRec
         return _entries(file).number(f"{architecture}.{name}", default)
 
     heads, hidden = count("attention.head_count"), count("embedding_length")
+    head_size = count("attention.key_length", hidden // heads)
+    _check_agreement(file, architecture, head_size)
     config = {
         "architectures": [class_name],
         "model_type": model_type,
@@ -68,7 +70,7 @@ def _config(file: GgufFile, special: SpecialTokens, tensors: dict[str, TensorRec
         "num_hidden_layers": count("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": count("attention.head_count_kv", heads),
-        "head_dim": count("attention.key_length", hidden // heads),
+        "head_dim": head_size,
         "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
         "rope_theta": number("rope.freq_base", 10000.0),
         "max_position_embeddings": count("context_length"),
@@ -89,6 +91,19 @@ def _config(file: GgufFile, special: SpecialTokens, tensors: dict[str, TensorRec
     return config
 
 
+def _check_agreement(file: GgufFile, architecture: str, head_size: int) -> None:
+    """Refuse sizes that are said twice and differ: what is served has one of each."""
+    entries, tokens = _entries(file), len(file.metadata["tokenizer.ggml.tokens"])
+    for name, size, meaning in (
+        ("rope.dimension_count", head_size, "the whole head size"),
+        ("attention.value_length", head_size, "the head size"),
+        ("vocab_size", tokens, "the number of tokenizer.ggml.tokens"),
+    ):
+        key = f"{architecture}.{name}"
+        if entries.has(key) and entries.count(key) != size:
+            raise entries.refusal(key, f"{size}, {meaning}")
+
+
 def _records(file: GgufFile) -> dict[str, TensorRecord]:
     entries = _entries(file)
     architecture = entries.text("general.architecture")
@@ -105,17 +120,23 @@ def _records(file: GgufFile) -> dict[str, TensorRecord]:
     return records
 
 
-def _special_tokens(metadata: dict[str, Any]) -> SpecialTokens:
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+def _special_tokens(file: GgufFile) -> SpecialTokens:
+    """Raises INVALID_ARGUMENT for a token at which texts begin or end that is none."""
+    entries, tokens = _entries(file), file.metadata["tokenizer.ggml.tokens"]
 
     def token_id(name: str) -> int | None:
-        value = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        return value if isinstance(value, int) and 0 <= value < len(tokens) else None
+        key = f"tokenizer.ggml.{name}_token_id"
+        return entries.token_id(key, len(tokens)) if entries.has(key) else None
+
+    def idle_token_id(name: str) -> int | None:
+        """Of a token with which nothing is computed: files that have none give a number beyond the vocabulary."""
+        value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return value if type(value) is int and 0 <= value < len(tokens) else None
 
     def text(index: int | None) -> str | None:
         return None if index is None else tokens[index]
 
-    bos, eos, pad, unk = token_id("bos"), token_id("eos"), token_id("padding"), token_id("unknown")
+    bos, eos, pad, unk = token_id("bos"), token_id("eos"), idle_token_id("padding"), idle_token_id("unknown")
     ends = tuple(dict.fromkeys(index for index in (eos, token_id("eot"), token_id("eom")) if index is not None))
     return SpecialTokens(bos, pad, unk, ends, text(bos), text(eos), text(pad), text(unk))
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from trivet_proto.errors import TrivetError, invalid
 
+from trivet_checkpoint.entries import FETCH_AGAIN
 from trivet_checkpoint.quantization import FORMATS
 
 MAGIC = b"GGUF"
@@ -50,7 +51,7 @@ def read_gguf(path: Path) -> GgufFile:
     try:
         with path.open("rb") as file:
             if not os.fstat(file.fileno()).st_size:  # cannot be mapped
-                raise invalid(f"{path} is no GGUF file: it is empty, expected {MAGIC!r}")
+                raise invalid(f"{path} is no GGUF file: it is empty; {FETCH_AGAIN}")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
                 return _Reader(path, view).read()
     except OSError as error:
@@ -70,11 +71,15 @@ class _Reader:
         try:
             return self._read()
         except (struct.error, IndexError, OverflowError, MemoryError) as error:
-            raise self._broken(f"the file of {len(self._view)} bytes ends before it, or the entry before it is broken") from error
+            raise self._broken(
+                f"the file of {len(self._view)} bytes ends before it, or the entry before it is broken; {FETCH_AGAIN}"
+            ) from error
 
     def _read(self) -> GgufFile:
         if self._view[:4] != MAGIC:
-            raise invalid(f"{self._path} is no GGUF file: it begins with {self._view[:4]!r}, expected {MAGIC!r}")
+            raise invalid(
+                f"{self._path} is no GGUF file: it begins with {self._view[:4]!r}, expected {MAGIC!r}; name another file, or {FETCH_AGAIN}"
+            )
         self._at = 4
         self._reading = "the version"
         version = self._scalar("<I")
@@ -95,7 +100,7 @@ class _Reader:
         if type(alignment) is not int or alignment <= 0:
             raise self._broken(f"general.alignment is {alignment!r}, expected a positive whole number")
         start = -(-self._at // alignment) * alignment
-        return GgufFile(self._path, metadata, tuple(self._place(*info, start) for info in infos))
+        return GgufFile(self._path, metadata, tuple(self._place(*info, start, alignment) for info in infos))
 
     def _tensor_info(self) -> tuple[str, str, tuple[int, ...], int]:
         self._reading = "the name of a tensor"
@@ -113,7 +118,12 @@ class _Reader:
             )
         return name, kind, shape[::-1], self._scalar("<Q")
 
-    def _place(self, name: str, kind: str, shape: tuple[int, ...], offset: int, start: int) -> GgufTensor:
+    def _place(self, name: str, kind: str, shape: tuple[int, ...], offset: int, start: int, alignment: int) -> GgufTensor:
+        if offset % alignment:
+            raise invalid(
+                f"{self._path}: tensor {name} lies at {offset}, expected a multiple of general.alignment, which is {alignment}; "
+                f"{FETCH_AGAIN}"
+            )
         format = FORMATS[kind]
         count = 1
         for length in shape:
@@ -124,7 +134,7 @@ class _Reader:
         if start + offset + size > len(self._view):
             raise invalid(
                 f"{self._path}: tensor {name} ({kind}, {size} bytes at {start + offset}) lies past the file's end at {len(self._view)}: "
-                "the file is cut off; fetch it again"
+                f"the file is cut off; {FETCH_AGAIN}"
             )
         return GgufTensor(name, kind, shape, start + offset, size)
 

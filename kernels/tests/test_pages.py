@@ -26,3 +26,8 @@ def test_memory_is_private_since_shared_memory_gets_small_pages_whatever_is_aske
     ranges = [(line.split()[0].split("-"), line.split()[1]) for line in MAPS.read_text().splitlines()]
     rights = [mode for (first, last), mode in ranges if int(first, 16) <= place < int(last, 16)]
     assert rights == ["rw-p"]
+
+
+def test_a_range_that_no_system_grants_is_want_of_memory() -> None:
+    with pytest.raises(MemoryError, match=f"{1 << 60} bytes cannot be mapped"):
+        zeroed_bytes(1 << 60)

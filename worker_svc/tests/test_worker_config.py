@@ -106,6 +106,31 @@ def test_dummy_weights_that_the_machine_cannot_hold_are_refused_before_anything_
     assert error.value.kind is ErrorKind.FAILED_PRECONDITION
 
 
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (
+            {"num_kv_blocks": 4_000_000},
+            r"num_kv_blocks: 4000000 is a KV cache of \d+ bytes, the model takes \d+ beside it and this machine has",
+        ),
+        ({"num_kv_blocks": None, "kv_cache_memory": 1 << 40}, r"kv_cache_memory: 1099511627776 is a KV cache of 1099511627776 bytes"),
+    ],
+    ids=["blocks", "bytes"],
+)
+def test_a_cache_that_the_machine_cannot_hold_is_refused_before_weights_are_read(llama_folder, load, monkeypatch, asked, why) -> None:
+    monkeypatch.setattr(loading, "memory_total", lambda: 1 << 30)
+    monkeypatch.setattr(loading.loader, "load_weights", lambda *_: pytest.fail("weights are read"))
+    with pytest.raises(TrivetError, match=f"{why}.*lower it, or leave it out") as error:
+        load(**asked)
+    assert error.value.kind is ErrorKind.FAILED_PRECONDITION
+
+
+def test_a_cache_for_which_there_is_no_room_now_is_warned_of(load, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(loading, "memory_available", lambda: 1 << 20)
+    assert load(num_kv_blocks=None, kv_cache_memory=1 << 21).kv_bytes == 1 << 21
+    assert "kv_cache_memory: 2097152 is a KV cache of 2097152 bytes, 1048576 are free now" in caplog.text
+
+
 def test_a_machine_has_more_memory_than_is_free_of_it() -> None:
     assert 0 < loading.memory_available() <= loading.memory_total()
 

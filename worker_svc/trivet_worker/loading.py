@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from trivet_chassis.cores import check_threads
 from trivet_checkpoint import Checkpoint, ModelBundle, bundle_of, check_sizes, open_checkpoint, resolve_model
 from trivet_proto.errors import ErrorKind, TrivetError, invalid
 from trivet_proto.limits import MAX_MESSAGE_BYTES, MAX_PROMPT_LOGPROBS
@@ -65,7 +64,6 @@ def prepare_model(settings: WorkerSettings) -> PreparedModel:
     """Raises a configuration error, with the way out, before anything heavy is done."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    check_threads(torch.get_num_threads(), "threads" if settings.threads is not None else "OMP_NUM_THREADS")
     checkpoint = open_checkpoint(resolve_model(settings.model), served=ARCHITECTURES)
     check_sizes(checkpoint)
     dtype, context = TORCH_DTYPES[settings.chosen_dtype], settings.context(checkpoint.max_model_len)
@@ -80,7 +78,7 @@ def prepare_model(settings: WorkerSettings) -> PreparedModel:
         threads=torch.get_num_threads(),
     )
     needs = attention_needs(checkpoint.config, wanted)
-    _check_weights(checkpoint, wanted, settings)
+    held = _check_weights(checkpoint, wanted, settings)
     selection = select_backend(needs, settings.attention_backend)
     for name, reason in selection.rejected:
         logger.info("attention backend %s is not taken: %s", name, reason)
@@ -89,6 +87,7 @@ def prepare_model(settings: WorkerSettings) -> PreparedModel:
 
     def filled() -> Model:
         model = build_model(checkpoint, wanted, needs, selection)
+        _check_cache(settings, _block_bytes(model, settings), held)
         _fill(model, checkpoint, settings)
         return model
 
@@ -96,8 +95,11 @@ def prepare_model(settings: WorkerSettings) -> PreparedModel:
     return PreparedModel(checkpoint, dtype, context, selection.backend, is_invariant, filled)
 
 
-def _check_weights(checkpoint: Checkpoint, wanted: ModelRequest, settings: WorkerSettings) -> None:
-    """Raises FAILED_PRECONDITION for weights that are not in the files or that this machine cannot hold, before anything is allocated."""
+def _check_weights(checkpoint: Checkpoint, wanted: ModelRequest, settings: WorkerSettings) -> int:
+    """What weights and angles take at least, in bytes.
+
+    Raises FAILED_PRECONDITION for weights that are not in the files or that this machine cannot hold, before anything is allocated.
+    """
     config, forms = checkpoint.config, forms_of(checkpoint.config)
     if settings.load_format != "dummy":
         loader.check_tensors(checkpoint, forms.tensors(config))
@@ -109,8 +111,42 @@ def _check_weights(checkpoint: Checkpoint, wanted: ModelRequest, settings: Worke
     elif weights + angles > machine:
         reason, way_out = f"the rotary angles of {wanted.max_model_len} positions take {angles} bytes", "lower max_model_len"
     else:
-        return
+        return weights + angles
     raise TrivetError(ErrorKind.FAILED_PRECONDITION, f"{checkpoint.config_file}: {reason}, this machine has {machine}; {way_out}")
+
+
+def _check_cache(settings: WorkerSettings, bytes_per_block: int, held: int) -> None:
+    """Raises FAILED_PRECONDITION for a KV cache this machine cannot hold beside the `held` bytes of the model, which are not read yet."""
+    if (asked := _asked_cache(settings, bytes_per_block)) is not None and asked.bytes + held > (machine := memory_total()):
+        raise TrivetError(
+            ErrorKind.FAILED_PRECONDITION,
+            f"{asked.name}: {asked.value} is a KV cache of {asked.bytes} bytes, the model takes {held} beside it, this machine has "
+            f"{machine}; lower it, or leave it out for a share of what is free (memory_utilization)",
+            param=asked.name,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedCache:
+    """A size of the KV cache that a setting names."""
+
+    name: str
+    value: int
+    bytes: int
+
+
+def _asked_cache(settings: WorkerSettings, bytes_per_block: int) -> _AskedCache | None:
+    """The first setting that is given counts."""
+    if settings.num_kv_blocks is not None:
+        return _AskedCache("num_kv_blocks", settings.num_kv_blocks, settings.num_kv_blocks * bytes_per_block)
+    if settings.kv_cache_memory is not None:
+        return _AskedCache("kv_cache_memory", settings.kv_cache_memory, settings.kv_cache_memory)
+    return None
+
+
+def _block_bytes(model: Model, settings: WorkerSettings) -> int:
+    """Of one block in all layers."""
+    return sum(cache.page_bytes(settings.block_size) for cache in model.layer_caches())
 
 
 def load_model(settings: WorkerSettings) -> LoadedModel:
@@ -132,7 +168,7 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
         card=_card(settings, checkpoint, bundle, dtype, context, is_invariant=prepared.is_invariant),
         bundle=bundle,
         layers=[cache.to_proto(settings.block_size) for cache in caches],
-        kv_bytes=_kv_bytes(settings, sum(cache.page_bytes(settings.block_size) for cache in caches), model.vocab_size),
+        kv_bytes=_kv_bytes(settings, _block_bytes(model, settings), model.vocab_size),
     )
 
 
@@ -204,11 +240,14 @@ def _max_logprobs(settings: WorkerSettings, vocab_size: int) -> int:
 
 def _kv_bytes(settings: WorkerSettings, bytes_per_block: int, vocab_size: int) -> int:
     """Memory for the KV cache: as told, or a share of what is free now, less what a step's logits need at most."""
-    if settings.num_kv_blocks is not None:
-        return settings.num_kv_blocks * bytes_per_block
-    if settings.kv_cache_memory is not None:
-        return settings.kv_cache_memory
     free = memory_available()
+    if (asked := _asked_cache(settings, bytes_per_block)) is not None:
+        if asked.bytes > free:  # blocks take memory once they are written, and other processes may leave, so it may still go well
+            logger.warning(
+                "%s: %s is a KV cache of %d bytes, %d are free now; a process that takes more than there is is ended by the system",
+                *(asked.name, asked.value, asked.bytes, free),
+            )
+        return asked.bytes
     # Logits exist twice while a step samples (raw and filtered), in float32.
     step = 2 * settings.max_num_seqs * vocab_size * 4
     return max(2 * bytes_per_block, int(max(0, free - step) * settings.memory_utilization))
