@@ -135,6 +135,26 @@ def test_the_ends_are_ids_of_tokens_in_both_files(tmp_path: Path, value: object)
         opened(tmp_path, CONFIG)
 
 
+@pytest.mark.parametrize("name", ["bos", "eos"])
+def test_the_token_at_which_texts_begin_or_end_is_one_of_the_vocabulary(tmp_path: Path, name: str) -> None:
+    key, why = f"{name}_token_id", f"{name}_token_id is 4, expected less than vocab_size, which is 4"
+    assert why in refusal(tmp_path, **{key: 4})
+    (tmp_path / "generation_config.json").write_text(json.dumps({key: 4}))
+    with pytest.raises(TrivetError, match=rf"generation_config\.json: {why}"):
+        opened(tmp_path, CONFIG | {key: 3})
+
+
+@pytest.mark.parametrize("value", ["hot", True, [1.0], {}])
+@pytest.mark.parametrize("key", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"])
+def test_a_sampling_default_is_a_number_or_null(tmp_path: Path, key: str, value: object) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({key: value}))
+    with pytest.raises(TrivetError) as caught:
+        opened(tmp_path, CONFIG)
+    assert caught.value.message == f"{tmp_path / 'generation_config.json'}: {key} is {value!r}, expected a number"
+    (tmp_path / "generation_config.json").write_text(json.dumps({key: None}))
+    assert opened(tmp_path, CONFIG).generation_config == {key: None}
+
+
 @pytest.mark.parametrize("name", ["bos", "pad", "unk"])
 def test_another_special_token_is_an_id_and_one_below_zero_is_none(tmp_path: Path, name: str) -> None:
     assert f"{name}_token_id is '1', expected the id of a token" in refusal(tmp_path, **{f"{name}_token_id": "1"})
@@ -160,7 +180,7 @@ def test_a_long_value_is_shown_in_part(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architectures", [["CLIPModel"], "CLIPModel", [["CLIPModel"]], 5, [], None])
 def test_an_architecture_that_is_not_served_is_refused_before_all_else(tmp_path: Path, architectures: object) -> None:
-    with pytest.raises(TrivetError, match=r"the architecture .* is not served; served are LlamaForCausalLM") as caught:
+    with pytest.raises(TrivetError, match=r"config\.json: the architecture .* is not served; served are LlamaForCausalLM") as caught:
         opened(tmp_path, {"architectures": architectures, "rope_scaling": "x"})
     assert caught.value.kind is ErrorKind.FAILED_PRECONDITION
 

@@ -10,7 +10,7 @@ from trivet_proto.errors import invalid
 
 from trivet_checkpoint.checkpoint import Checkpoint, SpecialTokens, TensorRecord
 from trivet_checkpoint.entries import FETCH_AGAIN
-from trivet_checkpoint.model_config import check_token_ids, read_description
+from trivet_checkpoint.model_config import check_generation, read_description
 from trivet_checkpoint.quantization import FORMATS
 
 INDEX = "model.safetensors.index.json"
@@ -42,7 +42,7 @@ def open_folder(path: Path, served: Collection[str] | None = None) -> Checkpoint
     """Raises INVALID_ARGUMENT with the file's name when one is missing or broken, FAILED_PRECONDITION for an architecture not `served`."""
     config = read_description(_read_json(path / "config.json"), str(path / "config.json"), served)
     generation_config = _read_json(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
-    check_token_ids(generation_config, str(path / "generation_config.json"))
+    check_generation(generation_config, str(path / "generation_config.json"), config["vocab_size"])
     tokenizer_config = _read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
     tokenizer = path / "tokenizer.json"
     if not tokenizer.exists():

@@ -17,6 +17,8 @@ OPTIONAL_COUNTS = ("num_key_value_heads", "head_dim", "sliding_window")
 OPTIONAL_NUMBERS = ("rope_theta", "attn_logit_softcapping")
 FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias")
 TEXTS = ("hidden_act",)
+SAMPLING_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+"""What a generation_config.json says for requests that say nothing themselves."""
 ROPE = ("rope_parameters", "rope_scaling")
 ROPE_NUMBERS: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
@@ -28,11 +30,10 @@ ROPE_NUMBERS: Mapping[str, tuple[str, ...]] = {
 def read_description(config: Mapping[str, Any], file: str, served: Collection[str] | None) -> dict[str, Any]:
     """`config` with one spelling for what newer and older ones spell differently, without entries that are null."""
     if served is not None:
-        served_architecture(config, served)
+        served_architecture(config, file, served)
     entries = Entries({key: value for key, value in config.items() if value is not None}, f"{file}: ")
-    entries.count("vocab_size")
     entries.count("max_position_embeddings")
-    check_token_ids(config, file)
+    check_token_ids(config, file, entries.count("vocab_size"))
     if entries.has("tie_word_embeddings"):
         entries.flag("tie_word_embeddings")
     below = [entries.below(key) for key in ROPE]
@@ -50,24 +51,35 @@ def read_description(config: Mapping[str, Any], file: str, served: Collection[st
     return read
 
 
-def check_token_ids(config: Mapping[str, Any], file: str) -> None:
-    """Of config.json or generation_config.json."""
+def check_generation(config: Mapping[str, Any], file: str, vocab_size: int) -> None:
+    """What generation_config.json says of sampling must be numbers; which of them are taken is for those who sample."""
+    check_token_ids(config, file, vocab_size)
     entries = Entries(config, f"{file}: ")
-    if entries.has("eos_token_id"):
-        entries.token_ids("eos_token_id")
+    for key in SAMPLING_NUMBERS:
+        if entries.has(key) and type(config[key]) not in (int, float):
+            raise entries.refusal(key, "a number")
+
+
+def check_token_ids(config: Mapping[str, Any], file: str, vocab_size: int) -> None:
+    """Of config.json or generation_config.json. A token at which texts begin or end is one of the vocabulary."""
+    entries = Entries(config, f"{file}: ")
+    if entries.has("eos_token_id") and max(entries.token_ids("eos_token_id"), default=0) >= vocab_size:
+        raise entries.refusal("eos_token_id", f"less than vocab_size, which is {vocab_size}")
     for name in ("bos_token_id", "pad_token_id", "unk_token_id"):
         if entries.has(name) and type(config[name]) is not int:
             raise entries.refusal(name, "the id of a token, a whole number")
+    if entries.has("bos_token_id") and config["bos_token_id"] >= vocab_size:
+        raise entries.refusal("bos_token_id", f"less than vocab_size, which is {vocab_size}")
 
 
-def served_architecture(config: Mapping[str, Any], served: Collection[str]) -> str:
+def served_architecture(config: Mapping[str, Any], file: str, served: Collection[str]) -> str:
     """The first of the model's that is served. Raises FAILED_PRECONDITION where none is."""
     named = config.get("architectures") or []
     names = named if isinstance(named, list) else [named]
     known = next((name for name in names if isinstance(name, str) and name in served), None)
     if known is None:
         asked = ", ".join(name if isinstance(name, str) and name.isidentifier() else repr(name) for name in names) or "unnamed"
-        raise TrivetError(ErrorKind.FAILED_PRECONDITION, f"the architecture {asked} is not served; served are {', '.join(served)}")
+        raise TrivetError(ErrorKind.FAILED_PRECONDITION, f"{file}: the architecture {asked} is not served; served are {', '.join(served)}")
     return known
 
 

@@ -111,7 +111,7 @@ def test_dummy_weights_that_the_machine_cannot_hold_are_refused_before_anything_
     [
         (
             {"num_kv_blocks": 4_000_000},
-            r"num_kv_blocks: 4000000 is a KV cache of \d+ bytes, the model takes \d+ beside it and this machine has",
+            r"num_kv_blocks: 4000000 is a KV cache of \d+ bytes, the model takes \d+ beside it, this machine has",
         ),
         ({"num_kv_blocks": None, "kv_cache_memory": 1 << 40}, r"kv_cache_memory: 1099511627776 is a KV cache of 1099511627776 bytes"),
     ],
@@ -141,15 +141,21 @@ def test_a_model_of_another_kind_is_refused_for_its_architecture_and_not_for_an_
     config = json.loads((folder / "config.json").read_text())
     del config["vocab_size"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(TrivetError, match=f"the architecture CLIPModel is not served; served are {', '.join(ARCHITECTURES)}"):
+    with pytest.raises(TrivetError, match=rf"json: the architecture CLIPModel is not served; served are {', '.join(ARCHITECTURES)}"):
         load(folder)
 
 
 def test_a_rotary_scaling_that_is_not_known_is_refused_by_either_form_before_weights(changed, load, monkeypatch) -> None:
     monkeypatch.setattr(loading.loader, "load_weights", lambda *_: pytest.fail("weights are read"))
     for form in FORMS:
-        with pytest.raises(TrivetError, match="rope_scaling of type yarn is not known; known are default, linear and llama3"):
+        with pytest.raises(TrivetError, match=r"config\.json: rope_scaling of type yarn is not known; known are default, linear, llama3"):
             load(changed(rope_parameters={"rope_type": "yarn", "factor": 2.0}), **form)
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_an_activation_that_is_not_served_is_refused_with_the_file(changed, load) -> None:
+    with pytest.raises(TrivetError, match=r"config\.json: hidden_act relu is not served for Llama models; served are silu, gelu"):
+        load(changed(hidden_act="relu"))
 
 
 @given(entries=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=2), load_format=st.sampled_from(["auto", "dummy"]))

@@ -77,7 +77,7 @@ def prepare_model(settings: WorkerSettings) -> PreparedModel:
         most_tokens=settings.max_num_batched_tokens,
         threads=torch.get_num_threads(),
     )
-    needs = attention_needs(checkpoint.config, wanted)
+    needs = attention_needs(checkpoint, wanted)
     held = _check_weights(checkpoint, wanted, settings)
     selection = select_backend(needs, settings.attention_backend)
     for name, reason in selection.rejected:
@@ -100,7 +100,7 @@ def _check_weights(checkpoint: Checkpoint, wanted: ModelRequest, settings: Worke
 
     Raises FAILED_PRECONDITION for weights that are not in the files or that this machine cannot hold, before anything is allocated.
     """
-    config, forms = checkpoint.config, forms_of(checkpoint.config)
+    config, forms = checkpoint.config, forms_of(checkpoint)
     if settings.load_format != "dummy":
         loader.check_tensors(checkpoint, forms.tensors(config))
     weights = int(forms.weight_values(config) * (LEAST_BYTES.get(wanted.quantization) or wanted.dtype.itemsize))

@@ -5,20 +5,25 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from trivet_proto.errors import ErrorKind, TrivetError
+
+SCALINGS = ("default", "linear", "llama3")
+
+
+def scaling_of(scaling: Mapping[str, Any] | None) -> str:
+    """Its kind, be it known or not."""
+    return "default" if not scaling else str(scaling.get("rope_type", "default"))
 
 
 def inverse_frequencies(head_size: int, theta: float, scaling: Mapping[str, Any] | None) -> torch.Tensor:
-    """float64 `[head_size / 2]`. Raises FAILED_PRECONDITION for a scaling that is not known."""
+    """float64 `[head_size / 2]`, for one of the `SCALINGS`."""
     plain = 1.0 / theta ** (torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
-    kind = "default" if not scaling else scaling.get("rope_type", "default")
+    kind = scaling_of(scaling)
+    assert kind in SCALINGS, kind
     if kind == "default" or not scaling:
         return plain
     if kind == "linear":
         return plain / float(scaling["factor"])
-    if kind == "llama3":
-        return _llama3(plain, scaling)
-    raise TrivetError(ErrorKind.FAILED_PRECONDITION, f"rope_scaling of type {kind} is not known; known are default, linear and llama3")
+    return _llama3(plain, scaling)
 
 
 def _llama3(plain: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:

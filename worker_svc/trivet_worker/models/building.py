@@ -4,9 +4,7 @@ The native form is taken where there is one and the backend shares its cache; th
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from trivet_checkpoint import Checkpoint
@@ -39,9 +37,10 @@ class ModelRequest:
     threads: int
 
 
-def attention_needs(config: Mapping[str, Any], wanted: ModelRequest) -> AttentionNeeds:
-    """Raises FAILED_PRECONDITION for an architecture that is not served."""
-    forms_of(config)
+def attention_needs(checkpoint: Checkpoint, wanted: ModelRequest) -> AttentionNeeds:
+    """Raises FAILED_PRECONDITION for an architecture, or a feature of one, that is not served."""
+    config = checkpoint.config
+    forms_of(checkpoint).check_served(config, str(checkpoint.config_file))
     form = attention_form_of(config, wanted.max_model_len)
     return AttentionNeeds(
         dtype=wanted.dtype,
@@ -56,7 +55,7 @@ def attention_needs(config: Mapping[str, Any], wanted: ModelRequest) -> Attentio
 
 def build_model(checkpoint: Checkpoint, wanted: ModelRequest, needs: AttentionNeeds, selection: Selection) -> Model:
     """Weights are empty until the loader fills them. Raises FAILED_PRECONDITION for a form or quantisation that cannot be."""
-    config, forms, backend = checkpoint.config, forms_of(checkpoint.config), selection.backend
+    config, forms, backend = checkpoint.config, forms_of(checkpoint), selection.backend
     reason = forms.reason_against_native(config, needs) if backend.packs_weights else f"the attention backend {backend.name} has none"
     if wanted.form == "native" and reason is not None:
         raise TrivetError(ErrorKind.FAILED_PRECONDITION, f"model_form native: {reason}. Take model_form auto or layers", param="model_form")

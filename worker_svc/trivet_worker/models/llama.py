@@ -16,7 +16,7 @@ from trivet_worker.forward_context import current_context
 from trivet_worker.layers.attention import Attention
 from trivet_worker.layers.factory import EmbeddingLayer, LayerFactory, LinearLayer
 from trivet_worker.layers.rms_norm import RmsNorm
-from trivet_worker.layers.rotary import RotaryAngles, inverse_frequencies
+from trivet_worker.layers.rotary import SCALINGS, RotaryAngles, inverse_frequencies, scaling_of
 from trivet_worker.models.model import StepOutput
 from trivet_worker.weights.placement import Placement
 
@@ -85,9 +85,7 @@ class LlamaForCausalLM(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], layers: LayerFactory, *, kv_dtype: torch.dtype, max_model_len: int) -> None:
         super().__init__()
-        check_config(config)
         self.vocab_size: int = config["vocab_size"]
-        # First: a scaling that is not known is refused before memory is taken.
         self._frequencies = inverse_frequencies(head_size_of(config), float(config.get("rope_theta", 10000.0)), config.get("rope_scaling"))
         self._kv_dtype = kv_dtype
         self._max_model_len = max_model_len
@@ -183,11 +181,16 @@ def attention_form_of(config: Mapping[str, Any], max_model_len: int) -> Attentio
     )
 
 
-def check_config(config: Mapping[str, Any]) -> None:
-    """Raises FAILED_PRECONDITION for a feature that is not served."""
+def check_served(config: Mapping[str, Any], file: str) -> None:
+    """Raises FAILED_PRECONDITION for a feature that is not served; `file` is the config's."""
     activation = activation_of(config)
     if activation not in ACTIVATIONS:
         raise TrivetError(
             ErrorKind.FAILED_PRECONDITION,
-            f"hidden_act {activation} is not served for Llama models; served are {', '.join(ACTIVATIONS)}",
+            f"{file}: hidden_act {activation} is not served for Llama models; served are {', '.join(ACTIVATIONS)}",
+        )
+    scaling = scaling_of(config.get("rope_scaling"))
+    if scaling not in SCALINGS:
+        raise TrivetError(
+            ErrorKind.FAILED_PRECONDITION, f"{file}: rope_scaling of type {scaling} is not known; known are {', '.join(SCALINGS)}"
         )

@@ -20,7 +20,7 @@ from trivet_worker.attention.backends import AttentionNeeds
 from trivet_worker.attention.spec import LayerCache
 from trivet_worker.forward_context import current_context
 from trivet_worker.layers.rotary import RotaryAngles, inverse_frequencies
-from trivet_worker.models.llama import SILU, activation_of, attention_form_of, check_config, head_size_of
+from trivet_worker.models.llama import SILU, activation_of, attention_form_of, head_size_of
 from trivet_worker.models.model import StepOutput
 from trivet_worker.weights.packed_rows import BLOCK_FORMATS, FORMATS, Formats, PackedRows
 from trivet_worker.weights.placement import Placement
@@ -99,9 +99,7 @@ class NativeLlama:
         most_tokens: int,
         threads: int,
     ) -> None:
-        check_config(config)
         self.vocab_size: int = config["vocab_size"]
-        # First: a scaling that is not known is refused before memory is taken.
         self._frequencies = inverse_frequencies(head_size_of(config), float(config.get("rope_theta", 10000.0)), config.get("rope_scaling"))
         self.dtype = dtype
         self._config = config

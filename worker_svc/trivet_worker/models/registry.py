@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trivet_checkpoint import served_architecture
+from trivet_checkpoint import Checkpoint, served_architecture
 
 from trivet_worker.attention.backends import AttentionNeeds
 from trivet_worker.models import native_llama
-from trivet_worker.models.llama import LlamaForCausalLM
+from trivet_worker.models.llama import LlamaForCausalLM, check_served
 from trivet_worker.models.llama_tensors import needed_tensors, weight_values
 from trivet_worker.models.native_llama import NativeLlama
 from trivet_worker.weights.placement import NeededTensor
@@ -24,6 +24,8 @@ class Forms:
     """What either form needs of a checkpoint, told by the config alone, layer after layer as it is asked for."""
     weight_values: Callable[[Mapping[str, Any]], int]
     """How many numbers those have."""
+    check_served: Callable[[Mapping[str, Any], str], None]
+    """Raises FAILED_PRECONDITION, with the config's file, for a feature that neither form has."""
 
     def reason_against_native(self, config: Mapping[str, Any], needs: AttentionNeeds) -> str | None:
         """Why this model cannot run a whole step natively with these settings; None when it can."""
@@ -32,10 +34,10 @@ class Forms:
         return native_llama.reason_against(config, needs)
 
 
-LLAMA = Forms(LlamaForCausalLM, NativeLlama, needed_tensors, weight_values)
+LLAMA = Forms(LlamaForCausalLM, NativeLlama, needed_tensors, weight_values, check_served)
 ARCHITECTURES = {"LlamaForCausalLM": LLAMA, "MistralForCausalLM": LLAMA}
 
 
-def forms_of(config: Mapping[str, Any]) -> Forms:
+def forms_of(checkpoint: Checkpoint) -> Forms:
     """Raises FAILED_PRECONDITION for an architecture that is not served."""
-    return ARCHITECTURES[served_architecture(config, ARCHITECTURES)]
+    return ARCHITECTURES[served_architecture(checkpoint.config, str(checkpoint.config_file), ARCHITECTURES)]
