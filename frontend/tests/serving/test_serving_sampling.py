@@ -82,9 +82,11 @@ def test_the_models_defaults_hold_where_nothing_is_said() -> None:
     assert (said.temperature, said.top_p, said.top_k, said.repetition_penalty, said.max_tokens) == (0.0, 1.0, 0, 1.0, 5)
 
 
-def test_useless_entries_of_a_generation_config_count_as_absent() -> None:
+def test_useless_entries_of_a_generation_config_are_warned_of_and_count_as_absent(caplog: pytest.LogCaptureFixture) -> None:
     config = {"temperature": "hot", "top_p": 0, "top_k": True, "repetition_penalty": -1, "max_new_tokens": None}
     assert defaults_from(config) == SamplingDefaults()
+    assert [record.getMessage().split()[3] for record in caplog.records] == ["temperature", "top_p", "top_k", "repetition_penalty"]
+    assert "generation_config.json: temperature is 'hot', expected a number from 0 to 2; it counts as absent" in caplog.text
 
 
 def test_seeds_are_read_modulo_two_to_the_64() -> None:

@@ -6,6 +6,7 @@ Pure functions over plain values. Every refusal names the field and says what wo
 * prompt and max_tokens together must fit the context: too long a wish is refused, not shortened.
 """
 
+import logging
 import math
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from trivet_proto.errors import ErrorKind, TrivetError
 
 from trivet_frontend.engine import SamplingParams
 from trivet_frontend.serving.options import GenerationOptions
+
+logger = logging.getLogger(__name__)
 
 MAX_N = 128
 MAX_STOP_STRINGS = 64
@@ -46,11 +49,15 @@ class SamplingDefaults:
 
 
 def defaults_from(generation_config: Mapping[str, Any]) -> SamplingDefaults:
-    """The defaults that a `generation_config.json` gives; entries of no use (wrong type, out of range) count as absent."""
+    """The defaults that a `generation_config.json` gives; useless ones (wrong type, out of range) are warned of and count as absent."""
 
     def number(name: str, neutral: float, *, least: float, most: float) -> float:
         value = generation_config.get(name)
+        if value is None:
+            return neutral
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            message = "the model's generation_config.json: %s is %.60r, expected a number from %g to %g; it counts as absent"
+            logger.warning(message, name, value, least, most)
             return neutral
         return float(value)
 
