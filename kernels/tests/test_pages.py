@@ -1,5 +1,7 @@
-"""Memory for weights and KV cache: of the kind that a kernel gives huge pages to."""
+"""Memory for weights and KV cache, of the kind that a kernel gives huge pages to; and freed memory, which leaves the process."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,27 @@ def test_memory_is_private_since_shared_memory_gets_small_pages_whatever_is_aske
 def test_a_range_that_no_system_grants_is_want_of_memory() -> None:
     with pytest.raises(MemoryError, match=f"{1 << 60} bytes cannot be mapped"):
         zeroed_bytes(1 << 60)
+
+
+# Each of them gets a small neighbour that stays; one comes before the others, for it is its end that changes glibc's mind.
+COME_AND_GO = """
+import numpy as np
+from trivet_kernels.pages import give_large_blocks_back
+
+assert give_large_blocks_back()
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+np.ones(5 << 20, dtype=np.uint8)
+before, large, small = resident(), [], []
+for _ in range(8):
+    large.append(np.ones(5 << 20, dtype=np.uint8))
+    small.append(bytearray(100_000))
+del large
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="Linux alone tells what is resident this way")
+def test_large_blocks_leave_the_process_when_they_are_freed() -> None:
+    done = subprocess.run([sys.executable, "-c", COME_AND_GO], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 4 << 20

@@ -11,6 +11,7 @@ from trivet_chassis.lifecycle import Lifecycle
 from trivet_chassis.metrics import MetricsServer
 from trivet_chassis.resolving import Peers
 from trivet_chassis.rpc import RpcServer, create_server
+from trivet_kernels.pages import give_large_blocks_back
 
 from trivet_worker.config import WorkerSettings
 from trivet_worker.link import SchedulerLink
@@ -33,6 +34,8 @@ async def serve(settings: WorkerSettings, lifecycle: Lifecycle) -> None:
         model = await _first(asyncio.create_task(worker.thread.call(lambda: load_model(settings)), name="load the model"), draining)
         if model is None:
             return
+        if model.runner.is_whole_step:
+            give_large_blocks_back()
         link = worker.link_of(model)
         lifecycle.supervise(worker.show_health(), "health")
         # Not supervised: what is supervised and dies counts as a fault of ours, which a launcher answers with a restart.

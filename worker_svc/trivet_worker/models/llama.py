@@ -86,6 +86,7 @@ class LlamaForCausalLM(nn.Module):
     def __init__(self, config: Mapping[str, Any], layers: LayerFactory, *, kv_dtype: torch.dtype, max_model_len: int) -> None:
         super().__init__()
         self.vocab_size: int = config["vocab_size"]
+        self.is_whole_step = False
         self._frequencies = inverse_frequencies(head_size_of(config), float(config.get("rope_theta", 10000.0)), config.get("rope_scaling"))
         self._kv_dtype = kv_dtype
         self._max_model_len = max_model_len

@@ -21,6 +21,8 @@ class Model(Protocol):
     """A forward context is set around `step`."""
 
     vocab_size: int
+    is_whole_step: bool
+    """A step is one native call, with memory of its own; otherwise each operator's result is allocated."""
 
     def step(self, token_ids: torch.Tensor, positions: torch.Tensor, sampled: torch.Tensor, *, wants_hidden: bool) -> StepOutput:
         """Token ids and positions int64 `[T]`, and the tokens `[R]` of which logits are wanted."""

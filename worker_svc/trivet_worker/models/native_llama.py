@@ -100,6 +100,7 @@ class NativeLlama:
         threads: int,
     ) -> None:
         self.vocab_size: int = config["vocab_size"]
+        self.is_whole_step = True
         self._frequencies = inverse_frequencies(head_size_of(config), float(config.get("rope_theta", 10000.0)), config.get("rope_scaling"))
         self.dtype = dtype
         self._config = config

@@ -113,6 +113,11 @@ class ModelRunner:
         self.wake_up()
 
     @property
+    def is_whole_step(self) -> bool:
+        """Whether a step is one native call, which allocates nothing large."""
+        return self._model.is_whole_step
+
+    @property
     def _model(self) -> Model:
         assert self._resident is not None, "a step or a warm-up in a sleep"
         return self._resident
